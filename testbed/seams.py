@@ -106,7 +106,7 @@ _SENSORS: Final = "airflow_provider_jetstream.sensors"
 DEAD_LETTER_FEW_ENTRIES: Final = f"{_SENSORS}.dead_letter._FEW_ENTRIES"
 
 _BULK_REDRIVE: Final = "airflow_provider_jetstream.spark.bulk_redrive"
-BULK_RUN_REDRIVE_TASK: Final = f"{_BULK_REDRIVE}.bulk_run.RedriveTask"
+DRIVER_REDRIVE_TASK: Final = f"{_BULK_REDRIVE}.driver.RedriveTask"
 
 _SOURCE: Final = "airflow_provider_jetstream.spark.source"
 PARTITION_READER_JOINED: Final = f"{_SOURCE}.partition_reader._joined"
@@ -115,13 +115,10 @@ PARTITION_READER_READ_SUBJECTS: Final = f"{_SOURCE}.partition_reader._read_subje
 PUBLISHER_PAUSE: Final = f"{_SOURCE}.publisher._PAUSE"
 QUERY_NAMES_OF_STREAMS: Final = f"{_SOURCE}.query.names_of_streams"
 STREAM_READER_STREAMING: Final = f"{_SOURCE}.stream_reader.streaming"
-TRIGGER_PACE_LAST_WITHIN: Final = f"{_SOURCE}.trigger_pace.last_within"
+STREAM_READER_LAST_WITHIN: Final = f"{_SOURCE}.stream_reader.last_within"
 PARTITION_READER_NATS_SOCKET: Final = f"{_SOURCE}.partition_reader.NatsSocket"
-
-_WIRE: Final = "airflow_provider_jetstream.spark.wire"
-BULK_PARSER_NEXT_FRAME: Final = f"{_WIRE}.bulk_parser.next_frame"
-BULK_PARSER_WORTHWHILE: Final = f"{_WIRE}.bulk_parser._WORTHWHILE"
-METADATA_PARSE_BY_LINE: Final = f"{_WIRE}.metadata._parse_by_line"
+BULK_PARSER_NEXT_FRAME: Final = f"{_SOURCE}.bulk_parser.next_frame"
+BULK_PARSER_WORTHWHILE: Final = f"{_SOURCE}.bulk_parser._WORTHWHILE"
 
 _TASKS: Final = "airflow_provider_jetstream.tasks"
 SPARK_APPLICATION_RUN_FOR: Final = f"{_TASKS}.spark_process.SparkApplication.run_for"

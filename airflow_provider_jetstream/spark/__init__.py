@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repairs import read_repaired, repair
-    from airflow_provider_jetstream.spark.dead_letters.report import write_report
-    from airflow_provider_jetstream.spark.dead_letters.triage_tables import triage
+    from airflow_provider_jetstream.spark.dead_letters.report import triage, write_report
     from airflow_provider_jetstream.spark.errors import (
         DataLossError,
         RepairContractError,
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_jetstream.spark.source.data_source import register
     from airflow_provider_jetstream.spark.source.lag_listener import LagListener, QueryLag, StreamLag
-    from airflow_provider_jetstream.spark.source.quarantine import write_rows
+    from airflow_provider_jetstream.spark.source.writer import write_rows
 
 __all__ = [
     "DataLossError",
@@ -51,8 +50,7 @@ __getattr__ = lazy_exports(
         "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
         "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
         "dead_letters.repairs": ["read_repaired", "repair"],
-        "dead_letters.report": ["write_report"],
-        "dead_letters.triage_tables": ["triage"],
+        "dead_letters.report": ["triage", "write_report"],
         "errors": [
             "DataLossError",
             "RepairContractError",
@@ -62,6 +60,6 @@ __getattr__ = lazy_exports(
         ],
         "source.data_source": ["register"],
         "source.lag_listener": ["LagListener", "QueryLag", "StreamLag"],
-        "source.quarantine": ["write_rows"],
+        "source.writer": ["write_rows"],
     },
 )

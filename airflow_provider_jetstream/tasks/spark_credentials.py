@@ -6,8 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES, connection_options
-from airflow_provider_jetstream.spark.connection_policy import POLICY_PROPERTIES
+from airflow_provider_jetstream.spark.connection_options import (
+    NAMED_CONNECTION,
+    POLICY_PROPERTIES,
+    VARIABLES,
+    connection_options,
+)
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 
 if TYPE_CHECKING:

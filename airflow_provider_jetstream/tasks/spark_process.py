@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.spark.application.messages import CODE, ERROR, LEVEL, LOG, RESULT, TERMINAL
-from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark
+from airflow_provider_jetstream.spark.application.messages import (
+    CODE,
+    ERROR,
+    LEVEL,
+    LOG,
+    RESULT,
+    TERMINAL,
+    require_pyspark,
+)
 from airflow_provider_jetstream.spark.errors import SparkApplicationError
 from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.spark_connection import spark_settings

@@ -41,7 +41,7 @@ def beside_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_pyspark(python: Path) -> subprocess.CompletedProcess[str]:
-    program = "from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark as r; print(r())"
+    program = "from airflow_provider_jetstream.spark.application.messages import require_pyspark as r; print(r())"
     return subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
 
 

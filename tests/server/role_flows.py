@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream import Selection, discover_queue
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
-from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jobs
+from airflow_provider_jetstream.spark.dead_letters.read import ClassifyTask
 from testbed.face import Scan
 from testbed.spark_face import BlockingConnection, run_on_own_connection
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import scan_queue
-from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
-from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
+from airflow_provider_jetstream.spark.bulk_redrive.driver_supervision import scan_queue
+from airflow_provider_jetstream.spark.bulk_redrive.task import PACKED_ENTRIES, RedriveTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
 from testbed.spark_face import run_on_own_connection
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import RedriveReport, RedriveRequest, WorkQueue
-    from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
+    from airflow_provider_jetstream.spark.bulk_redrive.driver_supervision import DriverScan
     from testbed.spark_face import BlockingConnection
 
 

@@ -17,7 +17,7 @@ from failing_tasks import FailingTask, KilledTask
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
+from airflow_provider_jetstream.spark.bulk_redrive.task import add_outcomes
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed import seams
 from testbed.queues import process_all
@@ -43,7 +43,7 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     task: type[RedriveTask],
 ) -> None:
     queue = make_letters(connection_options, name, COUNT)
-    monkeypatch.setattr(seams.BULK_RUN_REDRIVE_TASK, task)
+    monkeypatch.setattr(seams.DRIVER_REDRIVE_TASK, task)
     marker = tmp_path / "first_attempt"
     request = RedriveRequest(run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")

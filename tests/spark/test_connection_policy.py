@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_streams import make_stream, publish_numbers
 
-from airflow_provider_jetstream.spark.connection_policy import (
+from airflow_provider_jetstream.spark.connection_options import (
     ALLOWED_FILES,
     ALLOWED_PROVIDERS,
 )

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
 )
 from airflow_provider_jetstream.spark import read_letters
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, letter_from_row
+from airflow_provider_jetstream.spark.dead_letters.schema import as_valid_text, letter_from_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

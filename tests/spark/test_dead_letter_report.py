@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream import DeadLetter, Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of
 from airflow_provider_jetstream.spark import repair, snapshot, triage, write_report
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
+from airflow_provider_jetstream.spark.dead_letters.schema import letter_batch
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:

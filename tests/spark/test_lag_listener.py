@@ -138,10 +138,9 @@ _POSITION = {"seq": 7, "created": "2026-11-24T00:00:00Z", "time": 0}
 @pytest.mark.parametrize(
     ("offset", "lags"),
     [
-        ({**_POSITION, "stream": "orders"}, [("orders", 7, None)]),
-        ({**_POSITION, "stream": "orders", "lost": [3, 5]}, [("orders", 7, (3, 5))]),
+        ({"streams": {"orders": _POSITION}}, [("orders", 7, None)]),
         ({"streams": {"a": _POSITION, "b": {**_POSITION, "lost": [1, 1]}}}, [("a", 7, None), ("b", 7, (1, 1))]),
-        # As this package wrote it before, and as other formats write theirs.
+        # As other formats write theirs.
         (_POSITION, []),
         ({"orders": {"0": 17}}, []),
         ({"streams": {"0": 17}}, []),

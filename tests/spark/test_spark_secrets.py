@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from spark_streams import make_stream, publish_numbers
 
 from airflow_provider_jetstream.spark import register
-from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
+from airflow_provider_jetstream.spark.connection_options import ConnectionPolicy
 from testbed.authentication import make_pair, operator_mode
 from testbed.nats_server import NatsServer
 from testbed.planted_secrets import places_of_secrets, planted, planted_seed_bytes

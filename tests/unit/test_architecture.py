@@ -58,8 +58,7 @@ _CORE_LEVELS = (
     {"provisioning"},
 )
 _SPARK_LEVELS = (
-    {"errors", "gc_tuning", "connection_options", "connection_policy", "connections"},
-    {"wire"},
+    {"errors", "connection_options", "connections"},
     {"source"},
     {"dead_letters"},
     {"bulk_redrive"},
@@ -249,7 +248,7 @@ def spark_order(package: Package) -> list[str]:
 
 
 # What encodes and parses frames; Spark's in bulk, by columns.
-_PROTOCOL = ("jetstream.client.", "spark.wire.", "spark.source.row_encoder")
+_PROTOCOL = ("jetstream.client.", "spark.source.bulk_parser", "spark.source.row_encoder")
 _VERB = re.compile(r"H?(PUB|MSG) |(UN)?SUB |CONNECT |P[IO]NG\b|[+]OK\b|-ERR\b")
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.spark.application.messages import error_message
-from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark
+from airflow_provider_jetstream.spark.application.messages import error_message, require_pyspark
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 from airflow_provider_jetstream.tasks.spark_connection import SparkSettings, spark_settings
 from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.bulk_redrive.bulk_run import Progress
-    from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
+    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress, preview_letters, redrive_letters
 
 __all__ = ["Progress", "preview_letters", "redrive_letters"]
 
-__getattr__ = lazy_exports(__name__, {"bulk_run": ["Progress"], "driver": ["preview_letters", "redrive_letters"]})
+__getattr__ = lazy_exports(__name__, {"driver": ["Progress", "preview_letters", "redrive_letters"]})

@@ -6,10 +6,14 @@ protocols make that harmless, and what another attempt did counts as done by the
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
@@ -18,6 +22,7 @@ from airflow_provider_jetstream.jetstream.audit.lease import SharedLease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
@@ -30,24 +35,314 @@ from airflow_provider_jetstream.jetstream.redrive.operation import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit
+from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
-from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, Outcomes
-from airflow_provider_jetstream.spark.bulk_redrive.rows import TaskJob, read_windows
 from airflow_provider_jetstream.spark.connections import blocking_connection
+from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches, unpack_table
+from airflow_provider_jetstream.spark.dead_letters.schema import (
+    BODY,
+    HEADERS,
+    PROBLEM,
+    REPAIRED,
+    SEQUENCE,
+    STREAM_CREATED,
+    SUBJECT,
+    as_valid_text,
+)
+from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    import pyarrow as pa
+    from pyspark.sql.types import StructType
 
     from airflow_provider_jetstream.jetstream.audit.intent import OpenIntent
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+
+
+OUTCOME_DDL: Final = "sequence bigint, outcome string, number bigint, detail string"
+_SCHEMA: Final = pa.schema(
+    [("sequence", pa.int64()), ("outcome", pa.string()), ("number", pa.int64()), ("detail", pa.string())]
+)
+
+REDRIVEN: Final = "redriven"
+PARKED: Final = "parked"
+FAILED: Final = "failed"
+GONE: Final = "gone"
+ENTRIES_LEFT: Final = "entries left"
+CANCELLED: Final = "cancelled"
+# Only another scan of the whole queue can prove what is dead.
+NEEDS_RESCAN: Final = "needs rescan"
+PREVIEW: Final = "preview"
+
+_MOST_FAILURES = 100
+_SAMPLE = 5
+
+
+class Outcomes:
+    """A task's outcomes of some letters."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, str, int | None, str | None]] = []
+
+    def add_failure(self, sequence: int, reason: str) -> None:
+        """Add a letter that stays a dead letter."""
+        self._rows.append((sequence, FAILED, None, reason))
+
+    def add_unprocessed(self, sequences: Iterable[int], *, cancelled: bool) -> None:
+        """Add letters that weren't processed: the run was cancelled, or the queue needs another scan."""
+        self._rows += ((sequence, CANCELLED if cancelled else NEEDS_RESCAN, None, None) for sequence in sequences)
+
+    def add_report(self, report: RedriveReport) -> None:
+        """Add the letters of a report."""
+        # By position: looking each one up would be a search.
+        redriven = zip(report.redriven, report.redriven.new_sequences(), strict=True)
+        self._rows += ((sequence, REDRIVEN, new, None) for sequence, new in redriven)
+        self._rows += ((sequence, PARKED, None, None) for sequence in report.parked)
+        self._rows += ((sequence, FAILED, None, reason) for sequence, reason in report.failed.items())
+        self._rows += ((sequence, GONE, None, None) for sequence in report.gone)
+        if report.entries_left:
+            self._rows.append((0, ENTRIES_LEFT, report.entries_left, None))
+
+    def add_preview(self, preview: Preview) -> None:
+        """Add the preview of all letters of a task."""
+        content: dict[str, Any] = {"groups": preview.groups.as_json()}
+        content |= {"redriven": preview.redriven, "parked": preview.parked, "failures": preview.failures}
+        content |= {"failed": list(preview.failed.items()), "sample": preview.sample}
+        content |= {"changed": preview.changed, "causes": preview.causes}
+        self._rows.append((0, PREVIEW, None, json.dumps(content)))
+
+    def batch(self) -> pa.RecordBatch:
+        """Return a row per outcome."""
+        columns = list(zip(*self._rows, strict=True)) or [()] * len(_SCHEMA)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def sequences_with(rows: pa.Table, outcome: str) -> list[int]:
+    """Return the letters that have an outcome."""
+    found: list[int] = rows.filter(pc.equal(rows.column("outcome"), outcome)).column("sequence").to_pylist()
+    return found
+
+
+def add_outcomes(report: RedriveReport, rows: pa.Table) -> frozenset[int]:
+    """Add the outcomes of all tasks to a report, and return the letters that need another scan of the queue."""
+    to_rescan: set[int] = set()
+    # A report adds letters in order without a search.
+    for sequence, outcome, number, detail in zip(*_columns(rows.sort_by("sequence")), strict=True):
+        if outcome == REDRIVEN:
+            report.redriven.add(sequence, number)
+        elif outcome == PARKED:
+            report.add_parked(sequence)
+        elif outcome == FAILED:
+            report.add_failure(sequence, detail)
+        elif outcome == GONE:
+            report.add_gone(sequence)
+        elif outcome == ENTRIES_LEFT:
+            report.entries_left += number
+        elif outcome == NEEDS_RESCAN:
+            to_rescan.add(sequence)
+        elif outcome == CANCELLED:
+            report.cancelled = True
+    return frozenset(to_rescan)
+
+
+def add_previews(preview: Preview, rows: pa.Table) -> bool:
+    """Add the previews of all tasks to one, and return whether they cover all letters."""
+    complete = True
+    for sequence, outcome, _, detail in zip(*_columns(rows.sort_by("sequence")), strict=True):
+        if outcome == FAILED:
+            preview.add_failure(sequence, detail)
+        elif outcome == NEEDS_RESCAN:
+            complete = False
+        elif outcome == PREVIEW:
+            content = json.loads(detail)
+            preview.redriven += content["redriven"]
+            preview.parked += content["parked"]
+            preview.failures += content["failures"]
+            preview.changed += content["changed"]
+            for cause, count in content["causes"].items():
+                preview.causes[cause] = preview.causes.get(cause, 0) + count
+            preview.failed = dict([*preview.failed.items(), *content["failed"]][:_MOST_FAILURES])
+            sample = sorted([*preview.sample, *content["sample"]], key=lambda letter: letter["sequence"])
+            preview.sample = sample[:_SAMPLE]
+            preview.groups.merge_json(content["groups"])
+    return complete
+
+
+def _columns(rows: pa.Table) -> list[list[Any]]:
+    return [rows.column(field.name).to_pylist() for field in _SCHEMA]
+
+
+# The column of a task's first row, with the packed entries of the task's letters.
+PACKED_ENTRIES: Final = "packed_entries"
+
+_TYPES: Final = {
+    SEQUENCE: ("bigint", "int"),
+    SUBJECT: ("string",),
+    BODY: ("binary", "string"),
+    HEADERS: ("array<struct<key:string,value:string>>",),
+    REPAIRED: ("boolean",),
+    STREAM_CREATED: ("string",),
+}
+
+
+def read_windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[tuple[list[RequestedLetter], EntryIndex]]:
+    """Read a partition of :func:`~.driver.partition_letters`, ``size`` letters at a time, with the entries about them.
+
+    :raises SparkOptionError: a row has no sequence
+    """
+    entries = EntryIndex()
+    for batch in batches:
+        packed = batch.column(PACKED_ENTRIES)
+        if packed.null_count < len(packed):
+            entries, _ = index_from_batches(chain.from_iterable(map(unpack_table, packed.drop_null())))
+        rows = batch.filter(packed.is_null()).drop_columns([PACKED_ENTRIES])
+        for start in range(0, rows.num_rows, size):
+            yield [RequestedLetter.from_row(row) for row in rows.slice(start, size).to_pylist()], entries
+
+
+def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
+    """Return the columns of a frame that a redrive uses.
+
+    :param known: columns of letters that are allowed and not used
+    :raises SparkOptionError: the sequence is missing, or a column is unknown or of another type
+    """
+    names = schema.fieldNames()
+    if SEQUENCE not in names:
+        raise SparkOptionError(
+            f"expected a column {SEQUENCE} with the letters' stream sequences, found {', '.join(names) or 'none'}: take"
+            " the letters as read_letters returns them"
+        )
+    for column in schema.fields:
+        kinds = _TYPES.get(column.name)
+        if column.name == PROBLEM:
+            raise SparkOptionError(
+                f"expected letters that were checked, found the column {PROBLEM} of a repair's files: read them with"
+                " read_repaired, which checks them"
+            )
+        if kinds is None and column.name not in known:
+            raise SparkOptionError(
+                f"expected columns among {', '.join(_TYPES)} and those of the letters, found {column.name}: a redrive"
+                " wouldn't use it; drop it"
+            )
+        if kinds is not None and column.dataType.simpleString() not in kinds:
+            raise SparkOptionError(
+                f"expected the column {column.name} as {' or '.join(kinds)}, found"
+                f" {column.dataType.simpleString()}: cast it"
+            )
+    return tuple(name for name in _TYPES if name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLetter:
+    """A frame's row: a letter, and what the job becomes; ``None`` leaves a part as it is.
+
+    :param sequence: the letter's stream sequence
+    :param headers: all headers
+    :param created: when the letter's stream was created, in the server's own text; ``None`` where the frame doesn't say
+    """
+
+    sequence: int
+    subject: str | None = None
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] | None = None
+    created: str | None = None
+
+    @classmethod
+    def from_row(cls, values: Mapping[str, Any]) -> RequestedLetter:
+        """Convert the used columns of a row.
+
+        :raises SparkOptionError: the sequence is null
+        """
+        if values[SEQUENCE] is None:
+            raise SparkOptionError(f"expected a {SEQUENCE} in every row, found null: drop rows that are no letters")
+        created = values.get(STREAM_CREATED)
+        if values.get(REPAIRED) is False:
+            return cls(values[SEQUENCE], created=created)
+        body, headers = values.get(BODY), values.get(HEADERS)
+        return cls(
+            values[SEQUENCE],
+            values.get(SUBJECT),
+            body.encode() if isinstance(body, str) else body,
+            None if headers is None else tuple((pair["key"] or "", pair["value"] or "") for pair in headers),
+            created,
+        )
+
+    def repair(self, letter: DeadLetter) -> Repair | None:
+        """Return what changes compared with the stored letter; ``None`` where nothing does.
+
+        :raises RepairContractError: a new text has U+FFFD in place of bytes that a frame can't hold
+        """
+        body = UNCHANGED if self.body is None or self.body == letter.body else self.body
+        subject = None if self.subject in (None, as_valid_text(letter.subject)) else self.subject
+        if subject is not None and _has_lost_bytes(subject, (letter.subject,)):
+            raise _lost_bytes("subject", subject)
+        headers = {} if self.headers is None else self._changed_headers(letter)
+        if body is UNCHANGED and subject is None and not headers:
+            return None
+        return Repair(body, headers, subject)
+
+    def _changed_headers(self, letter: DeadLetter) -> dict[str, tuple[str, ...] | None]:
+        """Compare headers by name, without those that only the server or a redrive sets."""
+        own = [pair for pair in letter.headers if _is_own(pair[0])]
+        stored = _by_name(own)
+        requested = _by_name(_as_stored([pair for pair in self.headers or () if _is_own(pair[0])], own))
+        changed: dict[str, tuple[str, ...] | None] = {}
+        for name in dict.fromkeys((*requested, *stored)):
+            if requested.get(name, []) == stored.get(name, []):
+                continue
+            for value in requested.get(name, ()):
+                if value not in stored.get(name, ()) and _has_lost_bytes(
+                    value, (text for pair in own for text in pair)
+                ):
+                    raise _lost_bytes(f"header {as_valid_text(name)}", value)
+            changed[name] = tuple(requested[name]) if name in requested else None
+        return changed
+
+
+def _is_own(name: str) -> bool:
+    return bool(name) and not is_servers(name) and name not in ORIGIN_HEADERS
+
+
+def _as_stored(requested: Sequence[tuple[str, str]], stored: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Give names and values that a frame shows with U+FFFD the bytes with which they are stored."""
+    names: dict[str, str] = {}
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, value in stored:
+        names.setdefault(as_valid_text(name), name)
+        pairs.setdefault((as_valid_text(name), as_valid_text(value)), []).append((name, value))
+    found: list[tuple[str, str]] = []
+    for name, value in requested:
+        # Two of them may look the same: then they are taken in order.
+        same = pairs.get((name, value), [(names.get(name, name), value)])
+        found.append(same.pop(0) if len(same) > 1 else same[0])
+    return found
+
+
+def _has_lost_bytes(text: str, stored: Iterable[str]) -> bool:
+    return "\ufffd" in text and any(as_valid_text(found) != found for found in stored)
+
+
+def _lost_bytes(part: str, text: str) -> RepairContractError:
+    return RepairContractError(
+        f"expected the {part} as it was or without bytes that aren't UTF-8, found {text[:80]!r}, where U+FFFD stands"
+        " for such bytes: set it to text of your own, or leave it as it is"
+    )
+
+
+def _by_name(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for name, value in headers:
+        values.setdefault(name, []).append(value)
+    return values
+
 
 _WINDOW = 500
 _BYTES_PER_WINDOW = 16 << 20
@@ -96,14 +391,14 @@ class RedriveTask:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Redrive the letters of a partition, and return their outcomes.
 
-        :param batches: rows of :func:`~.spark_job.partition_letters`
+        :param batches: rows of :func:`~.driver.partition_letters`
         :raises LeaseLostError: somebody else has the lease; the letters done so far are done
         :raises TransientError: the connection broke; the letters done so far are done
         """
         with blocking_connection(self.options) as connection:
             run = _TaskRun(self, connection)
             for window in read_windows(batches, self._window()):
-                yield run.redrive_window(window)
+                yield run.redrive_window(*window)
             yield run.finish()
 
     def _window(self) -> int:
@@ -130,6 +425,7 @@ class _TaskRun:
             fence = SharedLease(connection, self._audit.stream, self._queue.name, task.lease_token)
             self._audit = self._audit.fenced(fence)
         self._reader: FactReader = connection.run(self._make_reader())
+        self._entries = EntryIndex()
         # What an earlier attempt was about to store.
         self._opened: dict[int, list[OpenIntent]] = {}
         self._intents: IntentLog | None = None
@@ -157,21 +453,20 @@ class _TaskRun:
             acknowledged=self._task.acknowledged,
         )
 
-    def redrive_window(self, window: list[TaskJob]) -> pa.RecordBatch:
+    def redrive_window(self, window: list[RequestedLetter], entries: EntryIndex) -> pa.RecordBatch:
         """Redrive a window of letters, as many at a time as the rate allows."""
-        outcomes = Outcomes()
+        outcomes, self._entries = Outcomes(), entries
         # The last row of a letter counts.
-        by_sequence = {job.row.sequence: job for job in window}
-        remaining: list[TaskJob] = []
-        for job in window:
-            if by_sequence[job.row.sequence] is not job:
-                outcomes.add_failure(job.row.sequence, _REPEATED)
-            elif job.row.created not in (None, self._snapshot.created):
+        by_sequence = {row.sequence: row for row in window}
+        remaining: list[RequestedLetter] = []
+        for row in window:
+            if by_sequence[row.sequence] is not row:
+                outcomes.add_failure(row.sequence, _REPEATED)
+            elif row.created not in (None, self._snapshot.created):
                 # Its sequence is another job's.
-                problem = _OTHER_STREAM.format(self._snapshot.created, job.row.created)
-                outcomes.add_failure(job.row.sequence, problem)
+                outcomes.add_failure(row.sequence, _OTHER_STREAM.format(self._snapshot.created, row.created))
             else:
-                remaining.append(job)
+                remaining.append(row)
         while remaining:
             batch = remaining[: self._rate_limiter.batch_size(_WINDOW)]
             del remaining[: len(batch)]
@@ -179,7 +474,7 @@ class _TaskRun:
                 time.sleep(delay)
             self._connection.run(self._refresh())
             if self._cancelled or self._needs_rescan:
-                sequences = (job.row.sequence for job in (*batch, *remaining))
+                sequences = (row.sequence for row in (*batch, *remaining))
                 outcomes.add_unprocessed(sequences, cancelled=self._cancelled)
                 break
             self._redrive_batch(batch, outcomes)
@@ -213,20 +508,20 @@ class _TaskRun:
             self._snapshot = snapshot
             self._reader.update(snapshot=snapshot)
 
-    def _redrive_batch(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
+    def _redrive_batch(self, batch: list[RequestedLetter], outcomes: Outcomes) -> None:
         results = self._connection.run(self._classify(batch))
         ready_at = max((result.ready_at for result in results if isinstance(result, DeadLetter)), default=None)
         if not self._task.dry_run and ready_at and self._wait_until(ready_at):
             self._connection.run(self._refresh_snapshot())
             if self._cancelled or self._needs_rescan:
-                outcomes.add_unprocessed((job.row.sequence for job in batch), cancelled=self._cancelled)
+                outcomes.add_unprocessed((row.sequence for row in batch), cancelled=self._cancelled)
                 return
             results = self._connection.run(self._classify(batch))
         letters = [
             result for result in results if isinstance(result, DeadLetter) and self._is_selected(result, outcomes)
         ]
         dismissed = [result for result in results if isinstance(result, NotDead)]
-        rows = {job.row.sequence: job.row for job in batch}
+        rows = {row.sequence: row for row in batch}
         request = replace(self._task.request, transform=lambda letter: rows[letter.sequence].repair(letter))
         if self._task.dry_run:
             limit = CopyLimit.of(self._connection, self._snapshot.config)
@@ -267,8 +562,8 @@ class _TaskRun:
             self._connection.run(self._refresh_cancelled())
         return True
 
-    async def _classify(self, batch: list[TaskJob]) -> list[DeadLetter | NotDead]:
-        return await self._reader.classify([(job.row.sequence, job.entries) for job in batch])
+    async def _classify(self, batch: list[RequestedLetter]) -> list[DeadLetter | NotDead]:
+        return await self._reader.classify([(row.sequence, self._entries.entries_of(row.sequence)) for row in batch])
 
     def _is_selected(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
         selection = self._task.request.selection

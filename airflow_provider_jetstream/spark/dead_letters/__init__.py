@@ -9,8 +9,7 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repairs import Repairing, read_repaired, repair
-    from airflow_provider_jetstream.spark.dead_letters.report import ReportSummary, write_report
-    from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage, triage
+    from airflow_provider_jetstream.spark.dead_letters.report import ReportSummary, Triage, triage, write_report
 
 __all__ = [
     "Repairing",
@@ -30,7 +29,6 @@ __getattr__ = lazy_exports(
     {
         "read": ["read_letters", "read_snapshot", "snapshot"],
         "repairs": ["Repairing", "read_repaired", "repair"],
-        "report": ["ReportSummary", "write_report"],
-        "triage_tables": ["Triage", "triage"],
+        "report": ["ReportSummary", "Triage", "triage", "write_report"],
     },
 )

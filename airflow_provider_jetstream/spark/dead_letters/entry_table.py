@@ -7,8 +7,6 @@ took more of its time than the letters that come back.
 from __future__ import annotations
 
 from array import array
-from datetime import UTC, datetime, timedelta
-from itertools import islice
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.utils import is_remote
 
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryColumns, EntryIndex
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -45,8 +42,6 @@ JOB_SCHEMA: Final = pa.schema(
 # Some seconds of work, which is lost where a task is retried.
 ROWS_PER_TASK = 20_000
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KINDS = {int(kind): kind for kind in EntryKind}
 # No server assigns larger sequences, but an entry may contain any number.
 _LAST_SEQUENCE = 2**63 - 1
 
@@ -122,25 +117,6 @@ def index_from_batches(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, a
             )
         )
     return index, array("Q", sorted(without_entry))
-
-
-def entries_from_columns(columns: Sequence[pa.ListArray]) -> list[tuple[Entry, ...]]:
-    """Convert the columns of :func:`job_table` after the first, whose lists may be null, to each row's entries."""
-    counts = _python_numbers(columns[0].value_lengths().fill_null(0))
-    sequences, kinds, consumers, recorded_at, deliveries = (column.flatten() for column in columns)
-    names, name_indexes = _dictionary(consumers)
-    flat = zip(
-        *(_python_numbers(sequences), _python_numbers(kinds), name_indexes),
-        *(_python_numbers(recorded_at), _python_numbers(deliveries)),
-        strict=True,
-    )
-    entries = iter(
-        [
-            Entry(sequence, _KINDS[kind], names[name], _EPOCH + timedelta(microseconds=time), count)
-            for sequence, kind, name, time, count in flat
-        ]
-    )
-    return [tuple(islice(entries, count)) for count in counts]
 
 
 def _dictionary(texts: pa.Array) -> tuple[list[str | None], list[int]]:

@@ -17,8 +17,6 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import DataLossError, with_short_errors
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.data_loss import record_matches
-from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
 from airflow_provider_jetstream.spark.source.options import NO_SESSION, read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     LATEST,
@@ -28,10 +26,11 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     last_sequence,
     plan_ranges,
     range_starts,
+    record_matches,
     require_latest,
     with_share,
 )
-from airflow_provider_jetstream.spark.source.partition_reader import read_range, require_same
+from airflow_provider_jetstream.spark.source.partition_reader import ConsumerFetch, read_range, require_same
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, names_of_streams
 
 if TYPE_CHECKING:

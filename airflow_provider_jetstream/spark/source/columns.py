@@ -1,13 +1,17 @@
-"""The columns of a message, and Arrow batches of the requested ones."""
+"""The columns of a message, and Arrow batches of the requested ones.
+
+Protocol: for buckets, ADR-8 "JetStream based Key-Value Stores"; ADR-43 for the markers that the server stores.
+"""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,14 +24,41 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.key_columns import key_column, row_kind_column
-from airflow_provider_jetstream.spark.wire.arrow_buffers import TIMESTAMP
-from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS
+from airflow_provider_jetstream.spark.source.arrow_buffers import TIMESTAMP
+from airflow_provider_jetstream.spark.source.bulk_parser import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from numpy.typing import NDArray
+
+# A bucket that mirrors another one has the subjects of that one.
+_BEFORE_KEY = r"^\$KV\.[^.]*\."
+_OPERATION, _MARKER = "KV-Operation", "Nats-Marker-Reason"
+_KINDS = {
+    (_OPERATION, "DEL"): "delete",
+    (_OPERATION, "PURGE"): "purge",
+    (_MARKER, "Remove"): "delete",
+    (_MARKER, "MaxAge"): "purge",
+    (_MARKER, "Purge"): "purge",
+}
+
+
+def key_column(subjects: pa.StringArray) -> pa.StringArray:
+    """Return the keys of subjects."""
+    return pc.replace_substring_regex(subjects, _BEFORE_KEY, "")
+
+
+def row_kind_column(headers: pa.ListArray) -> pa.StringArray:
+    """Return ``put``, ``delete`` or ``purge`` for the headers of each message."""
+    kinds = np.full(len(headers), "put", object)
+    pairs, rows = headers.flatten(), np.asarray(pc.list_parent_indices(headers))
+    names = pairs.field("key")
+    for index in np.flatnonzero(np.asarray(pc.is_in(names, pa.array([_OPERATION, _MARKER])))).tolist():
+        kind = _KINDS.get((names[index].as_py(), pairs.field("value")[index].as_py()))
+        if kind:
+            kinds[rows[index]] = kind
+    return pa.array(kinds, pa.string())
+
 
 _PAIR = StructType(
     [StructField("key", StringType(), nullable=False), StructField("value", StringType(), nullable=False)]
@@ -43,17 +74,10 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "rowKind": (StringType(), pa.string()),
 }
 _OF_BUCKETS = ("key", "rowKind")
-# Columns that this package reads and the data source doesn't offer: the time as the server's text, the header block as
-# it is on the wire, with its first line, and how many bytes subject, headers and body have, for which a consumer sends
+# A column that the data source doesn't offer: how many bytes subject, headers and body have, for which a consumer sends
 # no bodies.
-TIME_TEXT: Final = "time_text"
-OWN_HEADERS: Final = "own_headers"
 SIZE: Final = "size"
-_ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {
-    TIME_TEXT: pa.string(),
-    OWN_HEADERS: pa.binary(),
-    SIZE: pa.int64(),
-}
+_ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {SIZE: pa.int64()}
 
 # Detects zlib's own format and gzip by their first bytes.
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
@@ -168,27 +192,6 @@ class RequestedColumns:
                     column = pa.array(bodies, pa.binary())
                     yield batch.slice(first, row - first).set_column(place, batch.schema.field(place), column)
                     first, bodies, size = row, [], 0
-
-
-class FetchedBatch(NamedTuple):
-    """Messages of a range.
-
-    :param batch: the messages
-    :param next_sequence: the sequence at which reading continues
-    :param missing: the first sequence before that of which there was no message
-    """
-
-    batch: pa.RecordBatch
-    next_sequence: int
-    missing: int | None
-
-
-def first_missing(expected: int, sequences: NDArray[np.int64]) -> int | None:
-    """Return the first gap in ascending sequences of which the first should be ``expected``."""
-    count = len(sequences)
-    if sequences[0] == expected and sequences[-1] == expected + count - 1:
-        return None
-    return expected + int(np.argmax(sequences != np.arange(expected, expected + count)))
 
 
 def _decompress(body: bytes) -> bytes:

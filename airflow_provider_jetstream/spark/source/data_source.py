@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
+from airflow_provider_jetstream.spark.connection_options import ConnectionPolicy
 from airflow_provider_jetstream.spark.errors import with_short_errors
 from airflow_provider_jetstream.spark.source.options import NO_SESSION, SessionDefaults, is_of_table, read_options
 

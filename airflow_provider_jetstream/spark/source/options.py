@@ -24,12 +24,12 @@ from airflow_provider_jetstream.jetstream.client.subjects import covers, first_o
 from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_size
 from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.key_columns import BUCKET_STREAM
 
 Purpose: TypeAlias = Literal["load", "read", "readStream", "write", "writeStream"]
 _Value = TypeVar("_Value")
 _Options = TypeVar("_Options", bound="_Given")
 
+BUCKET_STREAM: Final = "KV_"
 _READS: Final = ("read", "readStream")
 _WRITES: Final = ("write", "writeStream")
 

@@ -1,36 +1,38 @@
 """What a query of streams reads: its offset, as Spark's checkpoint keeps it, and its streams as they are at one moment.
 
-A query of one stream has that stream's position alone, with its name beside it. A query that can have several has their
-positions by name. Either can go on from the other's checkpoint. An offset also names the sequences that its batch has
-skipped because they are lost: offsets are all that Spark's progress has of a Python data source.
+An offset has the positions of the query's streams by name, so the options may name other streams after a restart. It
+also names the sequences that its batch has skipped because they are lost: offsets are all that Spark's progress has of
+a Python data source.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.data_loss import find_loss, record_matches, report_loss
 from airflow_provider_jetstream.spark.source.partition_planner import (
     Range,
     fetch_method,
+    find_loss,
     first_sequence,
     plan_ranges,
     range_starts,
+    record_matches,
+    report_loss,
     with_share,
 )
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, names_of_streams, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-    from airflow_provider_jetstream.spark.source.data_loss import Loss
     from airflow_provider_jetstream.spark.source.options import ReadOptions
+    from airflow_provider_jetstream.spark.source.partition_planner import Loss
 
     Offset = dict[str, Any]
     Positions: TypeAlias = "Mapping[str, StreamPosition]"
@@ -66,7 +68,6 @@ _STREAMS = "streams"
 # Where the batch that the offset ends begins: the first position of a query, or of a stream that has appeared, is
 # nowhere else in Spark's checkpoint.
 _START = "start"
-_STREAM = "stream"
 # The first and the last sequence that were lost before this batch.
 _LOST = "lost"
 
@@ -77,60 +78,35 @@ class QueryOffset:
 
     :param positions: by the streams' names
     :param starts: after which positions the batch reads them
-    :param unnamed: the position of the only stream, where that is all there is
-    :param stream: the name of that stream, where the offset has it
     """
 
     positions: Mapping[str, StreamPosition]
-    starts: Mapping[str, StreamPosition] = field(default_factory=dict)
-    unnamed: StreamPosition | None = None
-    stream: str | None = None
+    starts: Mapping[str, StreamPosition]
 
     @classmethod
-    def parse(cls, offset: Mapping[str, Any]) -> QueryOffset:
-        """Read an offset of either form."""
-        if _STREAMS not in offset:
-            starts = {offset[_STREAM]: StreamPosition.of(offset[_START])} if _START in offset else {}
-            return cls({}, starts, StreamPosition.of(offset), offset.get(_STREAM))
-        entries: Mapping[str, Mapping[str, Any]] = offset[_STREAMS]
-        return cls(
-            {name: StreamPosition.of(entry) for name, entry in entries.items()},
-            {name: StreamPosition.of(entry[_START]) for name, entry in entries.items() if _START in entry},
-        )
+    def parse(cls, offset: Mapping[str, Any], options: ReadOptions) -> QueryOffset:
+        """Read an offset.
 
-    def named(self, options: ReadOptions, creations: Callable[[], Mapping[str, str]]) -> Mapping[str, StreamPosition]:
-        """Return the positions by name.
-
-        :param creations: when the streams were created, which tells what stream a position without a name is of
-        :raises SparkOptionError: it is the offset of other streams
+        :raises SparkOptionError: it is the offset of other streams, or of another source
         """
-        if self.unnamed is None:
-            if self.positions and not any(map(options.selects, self.positions)):
-                raise SparkOptionError(
-                    f"expected a checkpoint of {options}, found one of {', '.join(sorted(self.positions))}: use another"
-                    " checkpoint"
-                )
-            return self.positions
-        if self.stream is not None and not options.selects(self.stream):
+        try:
+            entries: Mapping[str, Mapping[str, Any]] = offset[_STREAMS]
+            positions = {name: StreamPosition.of(entry) for name, entry in entries.items()}
+            starts = {name: StreamPosition.of(entry[_START]) for name, entry in entries.items() if _START in entry}
+        except (LookupError, TypeError, AttributeError):
             raise SparkOptionError(
-                f"expected a checkpoint of {options}, found one of {self.stream}: use another checkpoint, or read"
-                f" {self.stream}"
+                f"expected a checkpoint of {options}, found one of another source or of another version: use another"
+                " checkpoint"
+            ) from None
+        if positions and not any(map(options.selects, positions)):
+            raise SparkOptionError(
+                f"expected a checkpoint of {options}, found one of {', '.join(sorted(positions))}: use another"
+                " checkpoint"
             )
-        if self.stream is not None:
-            return {self.stream: self.unnamed}
-        if len(options.names) == 1:
-            return {options.names[0]: self.unnamed}
-        for name, created in creations().items():
-            if created == self.unnamed.created:
-                return {name: self.unnamed}
-        raise SparkOptionError(
-            f"expected a checkpoint of {options}, found one of a single stream that was created at"
-            f" {self.unnamed.created}, which is none of these: use another checkpoint"
-        )
+        return cls(positions, starts)
 
 
 def write_offset(
-    options: ReadOptions,
     positions: Mapping[str, StreamPosition],
     starts: Mapping[str, StreamPosition] | None = None,
     losses: Mapping[str, Loss] | None = None,
@@ -145,10 +121,7 @@ def write_offset(
         entries[name][_START] = start.offset()
     for name, loss in (losses or {}).items():
         entries[name][_LOST] = [loss.first, loss.last]
-    if options.several:
-        return {_STREAMS: entries}
-    name = options.names[0]
-    return {**entries[name], _STREAM: name}
+    return {_STREAMS: entries}
 
 
 class ReportedPosition(NamedTuple):
@@ -164,9 +137,7 @@ class ReportedPosition(NamedTuple):
 def reported_positions(text: str) -> dict[str, ReportedPosition]:
     """Read an offset of a query's progress; empty where there is none, or where another format wrote it."""
     try:
-        offset = json.loads(text)
-        entries = offset[_STREAMS] if _STREAMS in offset else {offset[_STREAM]: offset}
-        return {name: _reported(entry) for name, entry in entries.items()}
+        return {name: _reported(entry) for name, entry in json.loads(text)[_STREAMS].items()}
     except (ValueError, LookupError, TypeError, AttributeError):
         return {}
 
@@ -382,9 +353,8 @@ class QueryStreams:
         :param target: where the query ends, if it does; streams that aren't in it aren't read
         :raises DataLossError: messages are gone, and that is an error
         """
-        written = QueryOffset.parse(start)
-        streams = self._present(written.positions)
-        known = self._known(written, streams)
+        known = QueryOffset.parse(start, self._options).positions
+        streams = self._present(known)
         self._report_gone(known, streams)
         messages: list[NewMessages] = []
         for name, stream in streams.items():
@@ -397,24 +367,25 @@ class QueryStreams:
 
     def end_of(self, start: Offset, batch: Iterable[NewMessages]) -> Offset:
         """Return the offset of the end of a batch; the start itself where nothing changes."""
-        written, new = QueryOffset.parse(start), {part.stream.stream.name: part for part in batch}
+        known, new = (
+            QueryOffset.parse(start, self._options).positions,
+            {part.stream.stream.name: part for part in batch},
+        )
         ends = {name: part.end for name, part in new.items()}
-        known = self._known(written, {name: part.stream for name, part in new.items()})
         if ends == known:
             return start
         changed = {name: part for name, part in new.items() if part.end != known.get(name)}
         starts = {name: part.stream.first_read(part.start) for name, part in changed.items()}
         losses = {name: part.loss for name, part in changed.items() if part.loss}
-        return write_offset(self._options, ends, starts, losses)
+        return write_offset(ends, starts, losses)
 
     def plan(self, start: Offset, end: Offset) -> list[Range]:
         """Divide the messages between two offsets among tasks.
 
         :raises DataLossError: messages are gone, and that is an error
         """
-        last, first = QueryOffset.parse(end), QueryOffset.parse(start)
-        ends = last.named(self._options, lambda: _creations(self._present()))
-        starts = first.named(self._options, lambda: {name: position.created for name, position in ends.items()})
+        last, starts = QueryOffset.parse(end, self._options), QueryOffset.parse(start, self._options).positions
+        ends = last.positions
         self._report_gone(starts, ends)
         changed = {name: position for name, position in ends.items() if position != starts.get(name)}
         streams = self._open(filter(self._options.selects, changed))
@@ -434,9 +405,6 @@ class QueryStreams:
                     else empty_ranges(begin, after, options)
                 )
         return ranges
-
-    def _known(self, written: QueryOffset, streams: Mapping[str, QueryStream]) -> Positions:
-        return written.named(self._options, lambda: _creations(streams))
 
     def _present(self, known: Iterable[str] = ()) -> dict[str, QueryStream]:
         """Open the streams that there are.
@@ -465,7 +433,3 @@ class QueryStreams:
                 report_loss(f"{name} was deleted after sequence {sequence} was read", self._options.of(name))
             else:
                 log.warning("%s isn't read after sequence %d, since the options don't name it.", name, sequence)
-
-
-def _creations(streams: Mapping[str, QueryStream]) -> dict[str, str]:
-    return {name: stream.info.created for name, stream in streams.items()}

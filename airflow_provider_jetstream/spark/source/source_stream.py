@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
+from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, stream_names
 from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, msg_get, next_message
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamDisabledError,
     NotFoundError,
+    TransientError,
     UnreachableError,
     WireError,
 )
@@ -215,9 +217,26 @@ class SourceStream:
         """
         return self._connection.run(self._connection.api(subject, request))
 
-    def decode(self, subject: str, header: bytes, body: bytes) -> dict[str, Any]:
-        """Decode an answer of JetStream's API; raises what :meth:`api` raises."""
-        return self._connection.decode(subject, header, body)
+    def get_all(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any] | None]:
+        """Read messages from the stream's leader, all at a time; ``None`` where there is none.
+
+        The bytes of headers and bodies are as they were stored.
+
+        :param requests: as ``MSG.GET`` takes them
+        """
+        subject, connection = f"STREAM.MSG.GET.{self.name}", self._connection
+        encoded = [(f"{self.api_prefix}.{subject}", json.dumps(request).encode()) for request in requests]
+        found: list[dict[str, Any] | None] = []
+        for answer in connection.run(connection.request_many(encoded)):
+            if isinstance(answer, TransientError):
+                raise answer
+            try:
+                found.append(connection.decode(subject, b"", answer)["message"])
+            except ApiError as error:
+                if error.err_code != NO_MESSAGE:
+                    raise
+                found.append(None)
+        return found
 
     def info(self) -> StreamInfo:
         """Read the stream's configuration and state."""

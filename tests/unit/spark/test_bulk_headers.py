@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
-from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block, sizes_without_bodies
-from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata, parse_reply_subjects
+from airflow_provider_jetstream.spark.source.arrow_buffers import as_text, gather_slices
+from airflow_provider_jetstream.spark.source.bulk_parser import (
+    DeliveryMetadata,
+    header_column,
+    parse_header_block,
+    parse_reply_subjects,
+    sizes_without_bodies,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from nats.protocol.parser import Parser
 
 from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire.bulk_parser import parse
+from airflow_provider_jetstream.spark.source.bulk_parser import parse
 from testbed import seams
 
 _MARKS = b"\x7f" * 7

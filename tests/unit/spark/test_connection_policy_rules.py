@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_jetstream.spark.connection_policy import (
+from airflow_provider_jetstream.spark.connection_options import (
     ConnectionPolicy,
 )
 from airflow_provider_jetstream.spark.errors import SparkOptionError

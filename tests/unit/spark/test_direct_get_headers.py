@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire.arrow_buffers import gather_slices
-from airflow_provider_jetstream.spark.wire.metadata import DirectGetMetadata, parse_metadata, parse_times
+from airflow_provider_jetstream.spark.source.arrow_buffers import gather_slices
+from airflow_provider_jetstream.spark.source.bulk_parser import DirectGetMetadata, parse_metadata, parse_times
 
 _FIRST = b"NATS/1.0\r\n"
 _MORNING = datetime(2026, 11, 21, 15, 10, 11, tzinfo=UTC)

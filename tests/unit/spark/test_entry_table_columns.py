@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from datetime import UTC, datetime, timedelta
 
-import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, Entry
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.spark.dead_letters.entry_table import (
     JOB_SCHEMA,
-    entries_from_columns,
     index_from_batches,
     job_table,
 )
@@ -58,22 +56,3 @@ def test_an_index_survives_the_conversion(
     converted, converted_orphans = index_from_batches(table.to_batches(max_chunksize=size))
     assert list(converted.jobs()) == [job for job in index.jobs() if job[0] in with_entry]
     assert list(converted_orphans) == without_entry
-
-
-@given(st.lists(st.tuples(jobs.filter(lambda job: job <= LAST), entries), max_size=40))
-def test_entries_survive_the_conversion_and_null_means_no_entries(indexed: list[tuple[int, Entry]]) -> None:
-    index = EntryIndex()
-    for job, entry in indexed:
-        index.add(job, entry)
-    table = job_table(index, array("Q"))
-    (batch, *others) = table.to_batches() or [None]
-    assert not others
-    if batch is not None:
-        converted = entries_from_columns(batch.columns[1:])
-        assert list(zip(batch.column(0).to_pylist(), converted, strict=True)) == list(index.jobs())
-        nulls = [pa.nulls(2, field.type) for field in list(JOB_SCHEMA)[1:]]
-        columns = [pa.concat_arrays([column, null]) for column, null in zip(batch.columns[1:], nulls, strict=True)]
-        assert entries_from_columns(columns)[-2:] == [(), ()]
-        assert entries_from_columns([column.slice(1) for column in columns])[:-2] == [
-            job_entries for _, job_entries in list(index.jobs())[1:]
-        ]

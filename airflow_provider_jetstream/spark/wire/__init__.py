@@ -1,1 +1,0 @@
-"""Columnar parsing of what the server sends: NATS frames to NumPy and Arrow."""
