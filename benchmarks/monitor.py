@@ -209,7 +209,7 @@ def verify(airflow: ApiServer, pids: set[int], queues: int, letters: int) -> Non
     """Wait until each worker process counts each queue's letters, and compare them with what was made."""
     expected = {f"queue-{number:03d}": _small_count(number, queues, letters) for number in range(1, queues)}
     expected[LARGE] = int(letters * SHARE)
-    deadline, actual = time.monotonic() + 1800, [dict[str, int]()]
+    deadline, actual = time.monotonic() + 1800, [dict[str, int | None]()]
     while not all(each == expected for each in actual):
         if time.monotonic() > deadline:
             missing = {name: count for each in actual for name, count in each.items() if expected.get(name) != count}
@@ -218,7 +218,7 @@ def verify(airflow: ApiServer, pids: set[int], queues: int, letters: int) -> Non
         actual = []
         for answer in answers_by_worker(airflow, pids, f"{_API}/snapshot").values():
             (state,) = answer["connections"]
-            actual.append({queue["queue"]: (queue["letters"] or {}).get("certain", -1) for queue in state["queues"]})
+            actual.append({queue["queue"]: queue["dead"]["value"] for queue in state["queues"]})
 
 
 def _request(airflow: ApiServer, views: Views, turns: int) -> dict[str, list[float]]:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams
+from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
 from testbed import seams
 from testbed.any_letters import (

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import RedriveRequest, Selection, find_dead_letters, redrive_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
-from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from testbed.dead_letters import (
     acknowledge_jobs,

@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.client.sequence_ranges import Sequence
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem, subject_problem
 from airflow_provider_jetstream.jetstream.client.wire import FrameReader, next_frame, parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import _read_advisory
+from airflow_provider_jetstream.jetstream.dead_letters.entry import _read_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.record import (
     parse_origin,
     parse_pairs,

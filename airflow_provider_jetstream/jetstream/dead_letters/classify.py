@@ -12,18 +12,24 @@ and asks again (:mod:`~airflow_provider_jetstream.jetstream.dead_letters.facts`)
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.client.headers import first
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, REDRIVE_SEQUENCE, ended_job_time
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW, Order, ServerTimes
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import (
+    CLOCK_SKEW,
+    FOREIGN_ENDS,
+    GIVEN_AGAIN,
+    NEW_JOB_LOST,
+    UNCLEAR_ENDS,
+    UNCLEAR_HANDLING,
+    Order,
+    ServerTimes,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     ADVISORIES,
     BY_WORKERS,
@@ -39,124 +45,39 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     stored_entries,
     valid_since,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import (
-    FOREIGN_ENDS,
-    GIVEN_AGAIN,
-    NEW_JOB_LOST,
-    UNCLEAR_ENDS,
-    UNCLEAR_HANDLING,
+from airflow_provider_jetstream.jetstream.dead_letters.job_facts import (
+    RECORDS,
+    JobFacts,
+    MergedEntries,
+    NotReadError,
+    QueueFacts,
+    Unread,
+    contradicts,
+    merged_entries,
+    required,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
-    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
-_T = TypeVar("_T")
 
 # How long before its termination a job without a known time of storing may have been acknowledged.
 _UNKNOWN_AGE = timedelta(hours=1)
 _NO_WAIT: Final = timedelta()
 # The status of a gone job without an entry that counts, by the audit's last action; redriven for any other action.
 _AUDITED = {"handled": Status.HANDLED, "discarded": Status.DISCARDED, "": Status.UNCERTAIN}
-# By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
-_RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
-_OF_RECORD = (*("error_class", "error_message", "traceback_digest", "error_place", "traceback", "worker", "seconds"),)
 _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
-
-
-class Unread(Enum):
-    """A fact that wasn't read, and decides."""
-
-    ENDS = "the ends that workers of a consumer stored"
-    FOREIGN_END = "the last end that a worker of any consumer stored"
-    NEAR_ACKNOWLEDGEMENTS = "the acknowledgements around a termination"
-    ACKNOWLEDGEMENT = "the last acknowledgement"
-    ARCHIVED = "the archive's copy"
-    RECORDS = "the records among the entries"
-    TERMINATION = "the advisory about a termination"
-    NEW_JOB = "the new job that the audit names"
-    REMOVED_ENTRIES = "whether entries are still stored"
-    UP_SINCE = "since when the server has been up"
-
-
-@dataclass(slots=True)
-class JobFacts:
-    """What was read about one job: first the job itself, then all else.
-
-    :param sequence: its stream sequence
-    :param entries: all entries about jobs of this sequence
-    :param stored: the job as the queue stores it
-    :param ends: by consumer the last completion that its workers stored; ``None`` where no end of any job is stored
-    :param record: the audit's last record about the sequence
-    :param reported_at: when a handler of the dead letter queue last reported that it is handled
-    :param archived: the job as the archive stores it
-    :param is_given_again: whether the archive has a later job of the sequence
-    :param records: by their sequences the records among the entries, as far as they are stored
-    :param termination: the last termination's advisory
-    :param foreign_end: when a worker of any consumer last stored an end
-    :param near_acknowledgements: when the server stored ack metrics around the termination
-    :param acknowledged_at: when the server stored the last ack metric
-    :param new_job: what the queue stores where the audit says that the new job is, or the archive's copy of what was
-        there; the queue's last sequence; and whether there is an archive, which has copies of all jobs
-    :param has_removed_entries: whether an entry isn't stored any more
-    """
-
-    sequence: int
-    entries: tuple[Entry, ...]
-    stored: StoredMessage | None = None
-    ends: Mapping[str, StoredMessage | None] | None = None
-    record: LetterRecord | None = None
-    reported_at: datetime | None = None
-    archived: StoredMessage | Unread | None = Unread.ARCHIVED
-    is_given_again: bool = False
-    records: Mapping[int, StoredMessage | None] | Unread = Unread.RECORDS
-    termination: StoredMessage | Unread | None = Unread.TERMINATION
-    foreign_end: datetime | Unread | None = Unread.FOREIGN_END
-    near_acknowledgements: Sequence[datetime] | Unread = Unread.NEAR_ACKNOWLEDGEMENTS
-    acknowledged_at: datetime | Unread | None = Unread.ACKNOWLEDGEMENT
-    new_job: tuple[StoredMessage | None, int, bool] | Unread = Unread.NEW_JOB
-    has_removed_entries: bool | Unread = Unread.REMOVED_ENTRIES
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """What was read about the queue of the jobs, before the jobs.
-
-    :param snapshot: stream and consumers
-    :param domain: the JetStream domain of its server
-    :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
-        in a crash
-    :param with_unaccounted: whether an unaccounted job with a copy counts as a dead letter
-    :param has_handlers: whether consumers of the dead letter queue remove entries by acknowledging them
-    :param disputed: jobs without an entry that another consumer's worker may have
-    :param passed: jobs without an entry that their idle consumer has neither delivered nor is about to deliver
-    :param unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
-    :param named: jobs whose sequences a request names: what is uncertain of them is the request's to know
-    :param up_since: since when the server has been up; ``None`` where that isn't known
-    """
-
-    snapshot: QueueSnapshot
-    domain: str = ""
-    inconsistent_consumers: Collection[str] = ()
-    with_unaccounted: bool = False
-    has_handlers: bool = False
-    disputed: Collection[int] = ()
-    passed: Collection[int] = ()
-    unaccounted: Collection[int] = ()
-    named: Collection[int] = ()
-    up_since: datetime | Unread | None = Unread.UP_SINCE
 
 
 def classify(jobs: Iterable[JobFacts], queue: QueueFacts) -> list[DeadLetter | NotDead | Unread]:
@@ -169,22 +90,9 @@ def classify(jobs: Iterable[JobFacts], queue: QueueFacts) -> list[DeadLetter | N
                 if (said := rule(case)) is not None:
                     decided.append(said)
                     break
-        except _NotReadError as error:
+        except NotReadError as error:
             decided.append(error.fact)
     return decided
-
-
-class _NotReadError(Exception):
-    """Ends the rules of a job for want of a fact; never leaves :func:`classify`."""
-
-    def __init__(self, fact: Unread) -> None:
-        self.fact = fact
-
-
-def _known(value: _T | Unread) -> _T:
-    if isinstance(value, Unread):
-        raise _NotReadError(value)
-    return value
 
 
 class _Case:
@@ -211,7 +119,7 @@ class _Case:
         self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
         self.archived = None
         if self.message is None and not _STATED.isdisjoint([entry.kind for entry in self.stated]):
-            self.archived = _known(job.archived)
+            self.archived = required(job.archived)
             entries = self._since_stored(entries)
             self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
         known = self.message or self.archived
@@ -433,7 +341,7 @@ def by_missing_entry(case: _Case) -> NotDead | None:
         return None
     if case.sequence in case.queue.disputed:
         return case.not_dead(Status.UNCERTAIN)
-    if not (acknowledged_at := _known(case.job.acknowledged_at)):
+    if not (acknowledged_at := required(case.job.acknowledged_at)):
         return None
     moment = max(message.stored_at, case.requeued_at or message.stored_at)
     order = _times(case, acknowledged_at, moment).order(acknowledged_at, moment)
@@ -481,7 +389,7 @@ def by_handler(case: _Case) -> NotDead | None:
             return None if case.is_named else case.not_dead(Status.UNCERTAIN, why=UNCLEAR_ENDS)
     if is_handled(case.valid):
         return case.not_dead(Status.HANDLED, handled=letter if letter.source is BodySource.QUEUE else None)
-    if case.queue.has_handlers and stored_entries(case.valid) and _known(job.has_removed_entries):
+    if case.queue.has_handlers and stored_entries(case.valid) and required(job.has_removed_entries):
         return case.not_dead(Status.ALIVE)
     return None
 
@@ -505,7 +413,7 @@ def by_request(case: _Case) -> NotDead | None:
     # A parked one is in the dead letter queue, unless a loss of power took its record from there.
     if record and record.action in ("redriven", "handled", "discarded"):
         return case.not_dead(_AUDITED.get(record.action, Status.REDRIVEN))
-    message, source = _known(case.job.archived), BodySource.ARCHIVE
+    message, source = required(case.job.archived), BodySource.ARCHIVE
     created_at = case.snapshot.created_at
     copies = [entry for entry in case.believed if entry.kind in COPIES and entry.recorded_at >= created_at]
     if message is None and copies:
@@ -575,7 +483,7 @@ def by_entries(case: _Case) -> NotDead | None:
         consumer = case.snapshot.consumers.get(last_consumer(case.valid) or "")
         case.may_be_handled |= consumer is None or consumer.created < record.at
     if case.archived is None:
-        case.archived = _known(case.job.archived)
+        case.archived = required(case.job.archived)
     case.merged = merged_entries(case.job, case.queue, case.valid, case.archived)
     return None
 
@@ -616,7 +524,7 @@ def by_copy(case: _Case) -> NotDead | None:
         if not case.queue.with_unaccounted:
             return case.not_dead(Status.UNACCOUNTED)
         # A job that was acknowledged would run a second time.
-        if _known(case.job.acknowledged_at) is not None:
+        if required(case.job.acknowledged_at) is not None:
             return case.not_dead(Status.COMPLETED)
     if message is None:
         return case.not_dead(Status.LOST, death=death)
@@ -649,7 +557,7 @@ def _times(case: _Case, at: datetime, *moments: datetime | None) -> ServerTimes:
     unclear = any(moment and times.order(at, moment) is Order.UNCLEAR for moment in moments)
     if not unclear or times.clustered or times.up_since:
         return times
-    return replace(times, up_since=_known(case.queue.up_since))
+    return replace(times, up_since=required(case.queue.up_since))
 
 
 def _order_of_record(case: _Case, record: LetterRecord) -> Order:
@@ -669,7 +577,7 @@ def _own_end(case: _Case, consumer: str) -> StoredMessage | None:
     """Return the last end of the job that workers of a consumer stored."""
     ends = case.job.ends or {}
     if consumer not in ends:
-        raise _NotReadError(Unread.ENDS)
+        raise NotReadError(Unread.ENDS)
     end = ends[consumer]
     return end if end and end.stored_at >= case.snapshot.created_at else None
 
@@ -688,11 +596,11 @@ def _end(case: _Case) -> tuple[Order, datetime | None, bool]:
     ]
     contradicted = not CONTRADICTING.isdisjoint([entry.kind for entry in case.stated])
     if message is None and contradicted and not ends and acknowledgement_window(job, case.queue):
-        ends = [(at, None) for at in _known(job.near_acknowledgements)]
+        ends = [(at, None) for at in required(job.near_acknowledgements)]
     if not ends:
         # One of the two consumers didn't have the job, and without its subject it isn't known which.
         is_ambiguous = message is None and archived is None and contradicted and len(case.snapshot.consumers) > 1
-        if is_ambiguous and (at := _known(job.foreign_end)) and at >= case.snapshot.created_at:
+        if is_ambiguous and (at := required(job.foreign_end)) and at >= case.snapshot.created_at:
             return Order.UNCLEAR, at, True
         return Order.BEFORE, None, False
     known = message or (archived if archived and archived.time else None)
@@ -736,10 +644,10 @@ def acknowledgement_window(job: JobFacts, queue: QueueFacts) -> tuple[datetime, 
 
 def _stored_at(job: JobFacts, queue: QueueFacts, entries: Sequence[Entry]) -> datetime | None:
     """Return when a job that is gone was stored, by its record or the archive; ``None`` where neither is there."""
-    copies = [entry for entry in entries if entry.kind in _RECORDS]
+    copies = [entry for entry in entries if entry.kind in RECORDS]
     message = merged_entries(job, queue, copies).job if copies else None
     if message is None or not message.time:
-        message = _known(job.archived)
+        message = required(job.archived)
     return message.stored_at if message and message.time else None
 
 
@@ -747,7 +655,7 @@ def _with_whole_subject(message: StoredMessage, job: JobFacts) -> StoredMessage:
     """Complete a subject that the server shows in part, where the archive has a copy of the job."""
     if UNKNOWN_BYTE not in message.subject:
         return message
-    copy = _known(job.archived)
+    copy = required(job.archived)
     return replace(message, subject=copy.subject) if copy and copy.time == message.time else message
 
 
@@ -779,14 +687,14 @@ def _has_expired(case: _Case, message: StoredMessage, death: Death) -> bool:
     # A difference: the sum may be later than any time.
     if not message.time or max_age <= timedelta() or death.died_at - message.stored_at < max_age:
         return False
-    return _known(case.job.acknowledged_at) is None
+    return required(case.job.acknowledged_at) is None
 
 
 def _may_have_expired(case: _Case, death: Death) -> bool:
     """Return whether a job without a copy may have expired; its copy in the archive expires as well."""
     max_age = case.snapshot.max_age
     by_age = max_age > timedelta() and death.died_at - case.snapshot.created_at >= max_age
-    return (by_age or bool(case.snapshot.config.get("allow_msg_ttl"))) and _known(case.job.acknowledged_at) is None
+    return (by_age or bool(case.snapshot.config.get("allow_msg_ttl"))) and required(case.job.acknowledged_at) is None
 
 
 def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter | NotDead:
@@ -796,7 +704,7 @@ def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter | NotDead
         return letter
     if record.new_stream in (None, case.snapshot.queue) and record.new_sequence:
         # After a loss of power the queue may be older than the audit's record: what has, or had, that place tells.
-        message, last, has_archive = _known(case.job.new_job)
+        message, last, has_archive = required(case.job.new_job)
         stated = first(message.headers, REDRIVE_SEQUENCE) if message else str(case.sequence)
         if stated != str(case.sequence) or last < record.new_sequence:
             return letter
@@ -804,104 +712,6 @@ def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter | NotDead
             # Another job may have had that place since, whose copy is lost as well.
             return letter if case.is_named else case.not_dead(Status.UNCERTAIN, why=NEW_JOB_LOST)
     return replace(letter, copy_sequence=record.new_sequence, copy_stream=record.new_stream)
-
-
-@dataclass(frozen=True, slots=True)
-class MergedEntries:
-    """The entries about one job, merged.
-
-    :param death: the job's death
-    :param job: the job from its copy, if the dead letter queue has one
-    :param origin: the task that published the job, if a copy names it
-    """
-
-    death: Death
-    job: StoredMessage | None = None
-    origin: Origin | None = None
-
-
-def merged_entries(
-    job: JobFacts, queue: QueueFacts, entries: Sequence[Entry], stored: StoredMessage | None = None
-) -> MergedEntries:
-    """Merge some of a job's entries into one description of its death.
-
-    :param entries: at least one
-    :param stored: the job as the queue or the archive stores it, if one does: a record that contradicts this message
-        isn't about the job
-    """
-    snapshot = queue.snapshot
-    if len(entries) == 1 and entries[0].kind == EntryKind.DELIVERIES:
-        # Nearly every letter's: there is nothing to merge it with, and nothing more to read.
-        (entry,) = entries
-        death = Death(
-            *(snapshot.queue, snapshot.created, job.sequence, entry.consumer or None, Reason.MAX_DELIVERIES),
-            entry.recorded_at,
-            deliveries=entry.deliveries or None,
-        )
-        return MergedEntries(death)
-    kinds = {entry.kind for entry in entries}
-    copied, stored_at = _best_record(job, queue, entries, stored)
-    record, message = (copied.death, copied.job) if copied else (None, None)
-    # The server's advisories decide what happened; a record only makes the reason more precise.
-    if EntryKind.TERMINATION in kinds:
-        reason = Reason.EXPIRED if record and record.reason == Reason.EXPIRED else Reason.TERMINATED
-    elif {EntryKind.DELIVERIES, EntryKind.CLAIMED} & kinds:
-        reason = Reason.DEADLINE if record and record.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
-    else:
-        reason = Reason.EXPIRED if EntryKind.DELETION in kinds else Reason.ORPHAN
-        reason = record.reason if record else reason
-    explanation = record.explanation if record else None
-    if EntryKind.TERMINATION in kinds and not explanation:
-        termination = _known(job.termination)
-        advisory = event_of(termination, snapshot.queue, queue.domain) if termination else None
-        explanation = (advisory.reason or None) if isinstance(advisory, Terminated) else None
-    died_at = max((entry.recorded_at for entry in entries if entry.kind in ADVISORIES), default=None)
-    if died_at is None and record and stored_at:
-        died_at = min(record.died_at, stored_at)
-    death = Death(
-        stream=snapshot.queue,
-        created=snapshot.created,
-        sequence=job.sequence,
-        consumer=last_consumer(entries),
-        reason=reason,
-        died_at=died_at or max(entry.recorded_at for entry in entries),
-        first_failed_at=record.first_failed_at if record else None,
-        deliveries=max(entry.deliveries for entry in entries) or None,
-        explanation=explanation,
-    )
-    if record:
-        death = replace(death, **{name: getattr(record, name) for name in _OF_RECORD})
-    return MergedEntries(death, message if message and message.subject else None, copied.origin if copied else None)
-
-
-def _best_record(
-    job: JobFacts, queue: QueueFacts, entries: Sequence[Entry], stored: StoredMessage | None
-) -> tuple[Record, datetime] | tuple[None, None]:
-    """Return the most detailed record, the last one where there are several of a kind, and when it was stored.
-
-    Any worker of the consumer may have written any of them. Where the job is stored, one that contradicts it doesn't
-    count; where nothing but records is left, one with a subject that its consumer takes comes before any other.
-    """
-    copies = [entry for entry in entries if entry.kind in _RECORDS]
-    messages = _known(job.records) if copies else {}
-    snapshot = queue.snapshot
-    subjects = snapshot.config.get("subjects") or [">"]
-    other: tuple[Record, datetime] | tuple[None, None] = (None, None)
-    for entry in sorted(copies, key=lambda entry: (_RECORDS.index(entry.kind), -entry.sequence)):
-        message = messages.get(entry.sequence)
-        record = read_record(message, snapshot.queue) if message else None
-        if message is None or record is None:
-            continue
-        if stored:
-            if not _contradicts(record.job, stored):
-                return record, message.stored_at
-        elif covered_by_any(subjects, record.job.subject) and (
-            snapshot.may_have_had(record.death.consumer, record.death.sequence, record.job.subject)
-        ):
-            return record, message.stored_at
-        elif other[0] is None:
-            other = record, message.stored_at
-    return other
 
 
 def _parked_copy(case: _Case) -> tuple[Entry, Record] | None:
@@ -926,23 +736,11 @@ def _parked_record(case: _Case, entry: Entry) -> Record | None:
 
     A later job of its sequence, which the archive has, contradicts no record.
     """
-    message = _known(case.job.records).get(entry.sequence)
+    message = required(case.job.records).get(entry.sequence)
     record = read_record(message, case.snapshot.queue) if message else None
     if record is None or not record.job.subject:
         return None
     archived = case.archived
-    if archived and archived.time and archived.stored_at <= entry.recorded_at and _contradicts(record.job, archived):
+    if archived and archived.time and archived.stored_at <= entry.recorded_at and contradicts(record.job, archived):
         return None
     return record
-
-
-def _contradicts(job: StoredMessage, stored: StoredMessage) -> bool:
-    """Return whether the job of a record isn't the stored one, by its body and the subject that the record states.
-
-    The time that it states doesn't count: workers round it, or write that of the failure.
-    """
-    if job.data != stored.data:
-        return True
-    # A record may have a part of the subject only, and so may what the server shows.
-    is_whole = job.subject and UNKNOWN_BYTE not in job.subject + stored.subject
-    return bool(is_whole) and job.subject != stored.subject

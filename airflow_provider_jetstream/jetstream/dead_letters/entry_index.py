@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import read_range
-from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, Entry, EntryKind, EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.packed_column import PackedColumn
 
 if TYPE_CHECKING:

@@ -38,15 +38,10 @@ from airflow_provider_jetstream.jetstream.contract import (
     job_completion_filter,
     letter_audit_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.classify import (
-    JobFacts,
-    QueueFacts,
-    Unread,
-    acknowledgement_window,
-    classify,
-)
+from airflow_provider_jetstream.jetstream.dead_letters.classify import acknowledgement_window, classify
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, stored_entries
+from airflow_provider_jetstream.jetstream.dead_letters.job_facts import JobFacts, QueueFacts, Unread
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
 
@@ -121,7 +116,7 @@ class FactReader:
         }
 
     def update(self, **changes: Any) -> None:
-        """Change what is known of the queue; the fields are those of :class:`~.classify.QueueFacts`."""
+        """Change what is known of the queue; the fields are those of :class:`~.job_facts.QueueFacts`."""
         self.queue = replace(self.queue, **changes)
 
     async def classify(self, jobs: Sequence[Job]) -> list[DeadLetter | NotDead]:

@@ -24,11 +24,12 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequen
 from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.classify import Unread
-from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
-from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks, unclear_end_risks
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import late_end_risks, unclear_end_risks
+from airflow_provider_jetstream.jetstream.dead_letters.entry import HIGHEST_JOB, EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
+from airflow_provider_jetstream.jetstream.dead_letters.handlers import add_removed_entries, read_handlers
+from airflow_provider_jetstream.jetstream.dead_letters.job_facts import Unread
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     REMOVAL_DELAY,
     Reconciliation,
@@ -36,24 +37,18 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     name_passed_jobs,
     reconcile,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
 from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
-from airflow_provider_jetstream.jetstream.queue.snapshot import (
-    QueueSnapshot,
-    refresh_snapshot,
-    take_snapshot,
-)
+from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot, refresh_snapshot, take_snapshot
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader, Job
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
@@ -162,7 +157,7 @@ class Scan:
         if many:
             connection = await find_exact_streams(connection, {snapshot.queue, *snapshot.companions})
         read = None if since is None else (since.index, since.context, since._reconnects)  # noqa: SLF001
-        index = await current_index(connection, dead_letter_queue, context, read)
+        index = await _current_index(connection, dead_letter_queue, context, read)
         # Read after the index: what a handler acknowledged before, it has delivered now.
         handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)
         context = replace(context, handlers=handlers)
@@ -416,3 +411,50 @@ def _handled_record(letter: DeadLetter) -> LetterRecord:
         died_at=death.died_at,
         fingerprint=death.fingerprint,
     )
+
+
+async def _current_index(
+    connection: Connection, dead_letter_queue: str, now: ScanContext, read: tuple[EntryIndex, ScanContext, int] | None
+) -> EntryIndex:
+    """Return the entries up to a snapshot.
+
+    :param read: what an earlier scan has read, its context, and how often the connection had been restored before it
+    """
+    index = await _continued(connection, now, *read) if read else None
+    if index is None:
+        state, created = now.dead_letter_queue["state"], now.snapshot.created
+        span = max(1, state["first_seq"]), state["last_seq"]
+        index = await read_index(connection, dead_letter_queue, now.queue.name, created, *span)
+    return index
+
+
+async def _continued(
+    connection: Connection, now: ScanContext, index: EntryIndex, before: ScanContext, reconnects: int
+) -> EntryIndex | None:
+    """Add new entries to an index, and drop the removed ones.
+
+    :param now: up to whose snapshot to read
+    :param index: the entries up to the earlier snapshot; nothing continues it where this is cut off
+    :param before: of the earlier scan
+    :param reconnects: how often the connection had been restored before the earlier scan
+    :return: the same index; ``None`` where all entries have to be read
+    """
+    start, index.read_to = index.read_to + 1, HIGHEST_JOB
+    # A server that was away may have lost its last entries, and given their sequences to others.
+    if connection.reconnects != reconnects or before.snapshot.created != now.snapshot.created or before.handlers:
+        return None
+    earlier, letters = before.dead_letter_queue, now.dead_letter_queue
+    old, new = earlier["state"], letters["state"]
+    if earlier["created"] != letters["created"] or not start - 1 == old["last_seq"] <= new["last_seq"]:
+        return None
+    parser = EntryParser(now.snapshot.queue, now.snapshot.created, connection.domain)
+    first, name = max(start, new["first_seq"]), letters["config"]["name"]
+    async for _ in index.read(connection, name, parser, first, new["last_seq"]):
+        pass
+    if new["messages"] - old["messages"] != new["last_seq"] - old["last_seq"]:
+        stored = await stored_sequences(connection, name)
+        if not stored.exact:
+            index.read_to = HIGHEST_JOB
+            return None
+        index.drop_missing(stored)
+    return index

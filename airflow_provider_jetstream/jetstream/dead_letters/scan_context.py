@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import handled_filter
-from airflow_provider_jetstream.jetstream.dead_letters.classify import QueueFacts
 from airflow_provider_jetstream.jetstream.dead_letters.facts import Acknowledgements, FactReader
+from airflow_provider_jetstream.jetstream.dead_letters.job_facts import QueueFacts
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot

@@ -25,17 +25,16 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     letter_audit_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import LATE_ENDS
+from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.find import REPORTED_RANGES, Summary
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import LATE_ENDS
-from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.handlers import read_handlers
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver, StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY, KnownDeaths, compare_known
 from airflow_provider_jetstream.jetstream.dead_letters.scan import COMPARISONS, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter

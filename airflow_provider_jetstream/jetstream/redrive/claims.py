@@ -27,10 +27,9 @@ from airflow_provider_jetstream.jetstream.client.stream_api import priority_fiel
 from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
-from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers, removes_acknowledged
+from airflow_provider_jetstream.jetstream.dead_letters.handlers import CLAIMED, read_handlers, removes_acknowledged
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY
-from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import CLAIMED
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, TransientError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
-    from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
+    from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError

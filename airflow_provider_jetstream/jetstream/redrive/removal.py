@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import (
 from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import own_consumer
+from airflow_provider_jetstream.jetstream.dead_letters.handlers import own_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,

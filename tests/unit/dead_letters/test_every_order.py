@@ -18,8 +18,9 @@ from airflow_provider_jetstream.jetstream import DeadLetter
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, end_id
-from airflow_provider_jetstream.jetstream.dead_letters.classify import JobFacts, QueueFacts, Unread, classify
+from airflow_provider_jetstream.jetstream.dead_letters.classify import classify
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.job_facts import JobFacts, QueueFacts, Unread
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 

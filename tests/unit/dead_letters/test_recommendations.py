@@ -15,10 +15,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.diagnose import (
     CauseGroup,
     CauseGroups,
     ConsumerActivity,
+    RecentCompletions,
     recommend,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

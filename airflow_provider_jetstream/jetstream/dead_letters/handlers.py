@@ -1,12 +1,13 @@
-"""Finds which entries handlers have taken off a dead letter queue, by the server's copies of all entries.
+"""The handlers of a dead letter queue, and which entries they have taken off it, by the server's copies of all entries.
 
-The dead letter queue republishes each entry to the audit stream. An entry with a stored copy that is gone itself was
-removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A redrive terminates the
-entries that it removes, which the server reports to the audit. An entry that a limit may have removed, or that no
-handler can have received, doesn't count as handled.
+A handler is a consumer of another program, which removes an entry by acknowledging it. The dead letter queue
+republishes each entry to the audit stream. An entry of which a copy is stored and that is no longer stored itself was
+removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A redrive terminates what
+it removes, which the server reports to the audit. What could have been removed by a limit, and what no handler can have
+received, doesn't count as handled.
 
-An entry that was removed before it was copied leaves no trace. A dead job without an entry is therefore uncertain: a
-handler may have handled it.
+Where entries are gone of which no copy is stored, since nothing copied them yet, or the audit was full or away, nobody
+knows which: then a dead job without an entry may be handled or not.
 """
 
 from __future__ import annotations
@@ -19,22 +20,130 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.archive import job_sequence, republished_message, republishing_stream
-from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stored_sequences
 from airflow_provider_jetstream.jetstream.client.streams import last_message, next_message, read_range
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
+from airflow_provider_jetstream.jetstream.contract import (
+    dead_letter_subjects,
+    entry_copies_filter,
+    entry_terminations,
+    redrive_consumer,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, EntryParser
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects, settled_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+# A stream of any other retention keeps an entry that is acknowledged.
+_REMOVING = frozenset({"workqueue", "interest"})
+_UNLIMITED = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterHandler:
+    """A consumer of a dead letter queue as of one moment.
+
+    :param config: its configuration, as the server returns it
+    :param created: when it was created
+    :param delivered: the highest sequence of an entry that it delivered
+    :param deliveries: how often it delivered an entry, repeats included
+    :param ack_floor: the sequence up to which every delivery ended
+    :param in_flight: deliveries that haven't ended
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    created: datetime
+    delivered: int
+    deliveries: int
+    ack_floor: int
+    in_flight: int
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> DeadLetterHandler:
+        """Read a consumer from the server's CONSUMER.INFO."""
+        return cls(
+            name=info["name"],
+            config=info["config"],
+            created=datetime.fromisoformat(info["created"]),
+            delivered=info["delivered"]["stream_seq"],
+            deliveries=info["delivered"]["consumer_seq"],
+            ack_floor=info["ack_floor"]["stream_seq"],
+            in_flight=info["num_ack_pending"],
+        )
+
+    @property
+    def can_be_pulled(self) -> bool:
+        """Whether it delivers entries by pull requests."""
+        return "deliver_subject" not in self.config
+
+    @property
+    def room(self) -> int:
+        """How many entries it delivers to one request at most; none, or fewer, where too many are in flight."""
+        room = [_UNLIMITED]
+        if (max_ack_pending := self.config.get("max_ack_pending", -1)) > 0:
+            room.append(max_ack_pending - self.in_flight)
+        # The server refuses a larger request.
+        if (max_batch := self.config.get("max_batch", 0)) > 0:
+            room.append(max_batch)
+        return min(room)
+
+    @property
+    def waits(self) -> list[timedelta]:
+        """How long the server waits for an acknowledgement, by delivery."""
+        waits = self.config.get("backoff") or [self.config.get("ack_wait", 0)]
+        return [timedelta(microseconds=wait / 1_000) for wait in waits]
+
+    def has_used_up(self, entry: int, *, others: int) -> bool:
+        """Return whether it will never deliver an entry again that is still stored.
+
+        :param entry: the entry's sequence
+        :param others: deliveries in flight that may be of this entry
+        """
+        return entry <= settled_sequence(self.delivered, self.ack_floor, max(0, others))
+
+    def takes(self, subject: str) -> bool:
+        """Return whether it delivers entries of a subject."""
+        return covered_by_any(filter_subjects(self.config), subject)
+
+
+def own_consumer(queue: str) -> str:
+    """Return the name of the consumer through which redrives acknowledge entries that no other consumer delivers."""
+    return redrive_consumer(queue)
+
+
+def removes_acknowledged(config: Mapping[str, Any]) -> bool:
+    """Return whether an acknowledgement removes a message from a stream.
+
+    :param config: the stream's configuration, as the server returns it
+    """
+    return config["retention"] in _REMOVING
+
+
+async def read_handlers(connection: Connection, config: Mapping[str, Any], queue: str) -> tuple[DeadLetterHandler, ...]:
+    """Read the handlers of a dead letter queue that get entries about jobs of a work queue.
+
+    :param config: the dead letter queue's configuration, as the server returns it
+    :raises NotFoundError: the dead letter queue doesn't exist
+    :raises UnreachableError: the server of a consumer is away or elects a leader
+    """
+    if not removes_acknowledged(config):
+        return ()
+    subjects = dead_letter_subjects(queue)
+    return tuple(
+        DeadLetterHandler.from_info(info)
+        for name, info in (await list_consumers(connection, config["name"])).items()
+        if name != own_consumer(queue)
+        and any(overlaps(filter_, subject) for filter_ in filter_subjects(info["config"]) for subject in subjects)
+    )
+
 
 log = logging.getLogger(__name__)
 
