@@ -26,8 +26,8 @@ SLOW = 60_000
 def test_a_viewer_sees_no_body_and_every_button_is_disabled(browsing: Browsing, shop: str) -> None:
     page = browsing.open(f"{STORE}/dead", user="viewer")
     expect(row(page, "BankBusyError")).to_contain_text("6")
-    buttons = page.get_by_role("button", name=re.compile("Redrive|Park|Requeue"))
-    expect(buttons).to_have_count(3)
+    buttons = page.get_by_role("button", name=re.compile("Redrive|Park|Discard|Requeue"))
+    expect(buttons).to_have_count(4)
     for button in buttons.all():
         expect(button).to_be_disabled()
     expect(page.get_by_text(f"permission to trigger the DAG {DAG}")).to_be_visible()
@@ -79,6 +79,42 @@ def park_with_keys(page: Page) -> None:
     row(page, "MalformedOrderError").get_by_role("link").first.click()
     page.locator("th.head a").first.click()
     expect(page.get_by_text("a person has to inspect it").first).to_be_visible()
+
+
+def test_a_group_is_discarded_and_brought_back_from_a_letter_and_from_the_redrive(
+    browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
+) -> None:
+    with dead_orders(settings, "refunds"):
+        page = browsing.open("#/queues/nats_default/refunds/dead")
+        dialog = page.get_by_role("dialog")
+        row(page, "MalformedOrderError").get_by_role("button", name="Discard 2 letters").click()
+        expect(dialog).to_contain_text("2 letters match now")
+        dialog.get_by_label("Why").fill("orders of a test shop")
+        dialog.get_by_role("button", name="Discard 2 letters").click()
+        expect(page.get_by_text("2 letters of refunds discarded")).to_be_visible(timeout=SLOW)
+        expect(row(page, "MalformedOrderError")).to_have_count(0)
+        conf = airflow.runs(DAG)[-1]["conf"]
+        assert (conf["action"], conf["why"]) == ("discard", "orders of a test shop")
+
+        page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/refunds/letters/5")
+        expect(page.get_by_text("It isn't a dead letter any more: it was discarded")).to_be_visible()
+        expect(page.get_by_text("discarded, orders of a test shop").first).to_be_visible()
+        page.get_by_role("button", name="Undo the discard of this letter").click()
+        expect(dialog).to_contain_text("1 letter matches now")
+        dialog.get_by_role("button", name="Undo the discard 1 letter").click()
+        expect(page.get_by_text("1 letter of refunds brought back")).to_be_visible(timeout=SLOW)
+
+        page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/refunds/redrives")
+        row(page, "orders of a test shop").get_by_role("link").first.click()
+        expect(page.get_by_text("0 letters redriven, 2 discarded").first).to_be_visible()
+        page.get_by_role("button", name="Undo the discard of this redrive").click()
+        expect(dialog).to_contain_text("1 letter matches now")
+        dialog.get_by_role("button", name="Undo the discard 1 letter").click()
+        expect(dialog).to_be_hidden()
+        page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/refunds/dead?parked=true")
+        expect(row(page, "MalformedOrderError")).to_contain_text("2", timeout=SLOW)
+        # Leaves the page before the queue is deleted.
+        page.goto("about:blank")
 
 
 def test_many_letters_are_edited_after_the_difference_of_samples(

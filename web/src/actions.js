@@ -1,13 +1,13 @@
-/** The buttons for redrive, park and requeue in place, and the action that waits for confirmation; confirmation.js is the dialog. */
+/** The buttons for redrive, park, discard, its undo and requeue in place, and the action that waits for confirmation; confirmation.js is the dialog. */
 
 import { html, useEffect, useState } from "./html.js";
 import { useMe } from "./session.js";
 import { isAgainst } from "./views/diagnosis.js";
 
-/** @typedef {"redrive" | "park" | "in_place" | "edit"} Action */
+/** @typedef {"redrive" | "park" | "in_place" | "discard" | "undo" | "edit"} Action */
 
 /** @type {Record<Action, string>} */
-export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in place", edit: "Edit and retry" };
+export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in place", discard: "Discard", undo: "Undo the discard", edit: "Edit and retry" };
 
 /** @typedef {{connection: string, queue: string, select: object}} Target letters of one queue */
 
@@ -21,6 +21,7 @@ export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in 
  * @property {Target[]} [others] letters of further queues
  * @property {Action} action
  * @property {Record<string, any>} [advice] what is known of the letters' cause
+ * @property {string} [undo] the id of the redrive whose discarded letters come back
  */
 
 /** @type {(PendingAction & {number: number}) | null} */
@@ -77,8 +78,9 @@ const NO_SELECTION = "No filter selects exactly these letters: group by other fi
  * @param {boolean} [props.main] the main buttons of a view; those in rows are plainer
  * @param {Record<string, any>} [props.advice] what is known of the letters' cause
  * @param {string} [props.none] why there is no selection
+ * @param {string} [props.undo] the id of the redrive whose discarded letters come back
  */
-export function ActionButtons({ connection, queue, select, others, actions, what, main = false, advice, none = NO_SELECTION }) {
+export function ActionButtons({ connection, queue, select, others, actions, what, main = false, advice, none = NO_SELECTION, undo }) {
   const me = useMe();
   const reason = !me.may_act
     ? `Your role may view but not act: acting requires the permission to trigger the DAG ${me.dag_id}.`
@@ -94,7 +96,7 @@ export function ActionButtons({ connection, queue, select, others, actions, what
           disabled=${Boolean(reason)}
           title=${reason || undefined}
           aria-label=${`${LABELS[action]} ${what}`}
-          onClick=${() => openDialog({ connection, queue, select, others, action, advice })}
+          onClick=${() => openDialog({ connection, queue, select, others, action, advice, undo })}
         >
           ${LABELS[action]}…
         </button>`,

@@ -206,8 +206,8 @@ export async function searchLetters(connection, queue, query, onLine, signal) {
 export const getJobs = (query, signal) => request(`api/jobs?${query}`, { signal });
 
 /** @returns {Promise<DryRun>} */
-export const dryRun = (connection, queue, select, action, signal, patch) =>
-  patiently(() => request(`${queuePath(connection, queue)}/dry-run`, { signal, body: patch ? { select, action, patch } : { select, action } }), signal);
+export const dryRun = (connection, queue, select, action, signal, more = {}) =>
+  patiently(() => request(`${queuePath(connection, queue)}/dry-run`, { signal, body: { select, action, ...more } }), signal);
 
 /** Trigger the DAG that acts, as the user who is logged in. */
 export const triggerDag = (dagId, conf) => request(`${dagPath(dagId)}/dagRuns`, { body: { logical_date: null, conf } });

@@ -30,6 +30,7 @@ export interface AuditLine {
   who: Record<string, any>;
   user: string | null;
   run: string | null;
+  discarded_by: string | null;
   changes: Record<string, any> | null;
 }
 
@@ -106,6 +107,7 @@ export interface DryRun {
   guarantee: string;
   redriven: number;
   parked: number;
+  discarded: number;
   failed: number;
   failures: Record<string, string>;
   causes: Record<string, number>;
@@ -121,8 +123,9 @@ export interface DryRun {
 
 export interface DryRunRequest {
   select: Record<string, any>;
-  action: "redrive" | "park" | "in_place";
+  action: "redrive" | "park" | "in_place" | "discard" | "undo";
   patch: string | null;
+  undo: string | null;
 }
 
 export interface EditRequest {
@@ -414,6 +417,7 @@ export interface RedriveView {
   at: string;
   redriven: number;
   parked: number;
+  discarded: number;
   failed: number;
   gone: number;
   rate: number | null;

@@ -16,6 +16,8 @@ import { jobName } from "./views/origin.js";
 const DESCRIPTIONS = {
   redrive: "Redrive these dead letters: each becomes a job with fresh deliveries.",
   park: "Take these letters out of circulation. They are stored unchanged, and can be redriven later.",
+  discard: "Drop these letters, with the reason in the audit. Undo it as long as a copy is stored; a letter without one stays.",
+  undo: "Bring discarded letters back, parked: nothing runs until you redrive them. See first whether their jobs were published again.",
   in_place:
     "Pause the consumers, wait until nothing is in flight, and deliver every dead letter of the queue again, unchanged. " +
     "Nothing is copied, so it works in a full queue too.",
@@ -58,6 +60,10 @@ function useWaves(dagId, action) {
   return known;
 }
 
+/** @param {DryRun} counts @param {string} action @returns {number} how many letters it would change */
+export const lettersOf = ({ redriven, parked, discarded }, action) =>
+  action === "discard" ? discarded : parked + (action === "redrive" || action === "in_place" ? redriven : 0);
+
 /** The dialog, if an action waits for confirmation. */
 export function Confirmation() {
   const action = usePendingAction();
@@ -65,7 +71,7 @@ export function Confirmation() {
 }
 
 /** @param {import("./actions.js").PendingAction & {action: Exclude<import("./actions.js").Action, "edit">, number: number}} props */
-function Dialog({ connection, queue, select, others = [], action, advice, number }) {
+function Dialog({ connection, queue, select, others = [], action, advice, undo, number }) {
   const me = useMe();
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [all, setAll] = useState(/** @type {DryRun[] | undefined} */ (undefined));
@@ -84,7 +90,8 @@ function Dialog({ connection, queue, select, others = [], action, advice, number
     const controller = new AbortController();
     setAll(undefined);
     setError(undefined);
-    Promise.all(targets.map((target) => dryRun(target.connection, target.queue, target.select, action, controller.signal))).then(setAll, (problem) => {
+    const more = undo ? { undo } : {};
+    Promise.all(targets.map((target) => dryRun(target.connection, target.queue, target.select, action, controller.signal, more))).then(setAll, (problem) => {
       if (!controller.signal.aborted) setError(problem);
     });
     return () => controller.abort();
@@ -165,14 +172,11 @@ function Dialog({ connection, queue, select, others = [], action, advice, number
   `;
 }
 
-/** @param {DryRun} counts @param {import("./actions.js").Action} action @returns {number} how many letters it acts on */
-const lettersOf = (counts, action) => counts.parked + (action === "park" ? 0 : counts.redriven);
-
 /** @param {DryRun[]} all @returns {DryRun} the counts of several queues as those of one */
 function together([first, ...rest]) {
   const sum = { ...first };
   for (const counts of rest) {
-    for (const name of /** @type {const} */ (["redriven", "parked", "failed", "uncertain", "undeliverable"])) sum[name] += counts[name];
+    for (const name of /** @type {const} */ (["redriven", "parked", "discarded", "failed", "uncertain", "undeliverable"])) sum[name] += counts[name];
     sum.failures = { ...sum.failures, ...counts.failures };
     sum.risks = [...new Set([...sum.risks, ...counts.risks])];
     sum.samples = [...sum.samples, ...counts.samples];
@@ -208,7 +212,7 @@ function Counts({ counts, action, letters }) {
     <p class="number"><strong>${exact(letters)}</strong> ${letters === 1 ? "letter matches" : "letters match"} now</p>
     ${counts.samples.length > 0 && html`<${Samples} samples=${counts.samples} />`}
     <${Notes} notes=${notes} />
-    ${action !== "park" && html`<details class="hint"><summary>What is guaranteed</summary>${counts.guarantee}</details>`}
+    ${(action === "redrive" || action === "in_place") && html`<details class="hint"><summary>What is guaranteed</summary>${counts.guarantee}</details>`}
   `;
 }
 

@@ -57,7 +57,7 @@ function Dialog({ connection, queue, select, number }) {
     if (wrong) return;
     setBusy(true);
     try {
-      setCounts(await dryRun(connection, queue, select, "redrive", undefined, patch));
+      setCounts(await dryRun(connection, queue, select, "redrive", undefined, { patch }));
     } catch (failure) {
       setError(failure);
     }

@@ -16,14 +16,14 @@ const MAX_RUNS = 8;
 /** The task of the DAG that redrives. */
 const TASK = "redrive";
 /** @type {Record<Started["action"], string>} */
-const PARTICIPLES = { redrive: "redriven", park: "parked", in_place: "requeued" };
+const PARTICIPLES = { redrive: "redriven", park: "parked", in_place: "requeued", discard: "discarded", undo: "brought back" };
 const listeners = new Set();
 
 /**
  * @typedef {object} Started
  * @property {string} dagId
  * @property {string} runId
- * @property {"redrive" | "park" | "in_place"} action
+ * @property {"redrive" | "park" | "in_place" | "discard" | "undo"} action
  * @property {string} connection
  * @property {string} queue
  * @property {number} count how many letters the dry run counted
@@ -72,6 +72,7 @@ export function Runs() {
  * @typedef {object} Outcome
  * @property {number} redriven
  * @property {number} parked
+ * @property {number} discarded
  * @property {number} failed
  * @property {number | null} completed
  * @property {number | null} diedAgain
@@ -84,6 +85,7 @@ export function Runs() {
 export const outcomeOf = (redrive) => ({
   redriven: redrive.redriven,
   parked: redrive.parked,
+  discarded: redrive.discarded,
   failed: redrive.failed,
   completed: watched(redrive.outcomes) ? redrive.outcomes.completed : null,
   diedAgain: watched(redrive.outcomes) ? redrive.outcomes.died_again : null,
@@ -96,6 +98,7 @@ export const outcomeOf = (redrive) => ({
 export const outcomeOfResult = (value) => ({
   redriven: Number(value?.redriven ?? 0),
   parked: Number(value?.parked ?? 0),
+  discarded: Number(value?.discarded ?? 0),
   failed: Number(value?.failed ?? 0),
   completed: null,
   diedAgain: null,
@@ -110,10 +113,11 @@ export function toneOf({ redriven, parked, failed, completed, diedAgain }) {
 }
 
 /** @param {Outcome} outcome @param {string} queue @param {Started["action"]} action @returns {string} what was done, as a sentence */
-export function sentence({ redriven, parked, failed, completed, diedAgain, running }, queue, action) {
-  const done = action === "park" ? parked : redriven;
+export function sentence({ redriven, parked, discarded, failed, completed, diedAgain, running }, queue, action) {
+  const parks = action === "park" || action === "undo";
+  const done = action === "discard" ? discarded : parks ? parked : redriven;
   const parts = [`${counted(done, "letter")} of ${queue} ${PARTICIPLES[action]}`];
-  if (action !== "park" && parked) parts.push(`${exact(parked)} parked`);
+  if (!parks && parked) parts.push(`${exact(parked)} parked`);
   if (failed) parts.push(`${exact(failed)} stayed dead letters`);
   if (completed != null) parts.push(`${exact(completed)} completed since`);
   if (diedAgain) parts.push(`${exact(diedAgain)} died again`);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { outcomeOf, outcomeOfResult, sentence, toneOf } from "../src/runs.js";
-import { wavesOf } from "../src/confirmation.js";
+import { lettersOf, wavesOf } from "../src/confirmation.js";
 
 test("a run that redrove nothing isn't green", () => {
   const outcome = outcomeOfResult({ redriven: 0, parked: 0, failed: 0, gone: 87 });
@@ -23,6 +23,13 @@ test("only jobs that completed since are good", () => {
 
 test("the numbers of a run that parks are the parked ones", () => {
   assert.equal(sentence(outcomeOfResult({ parked: 1 }), "orders", "park"), "1 letter of orders parked");
+});
+
+test("a discard and its undo say how many letters are gone or back", () => {
+  assert.equal(sentence(outcomeOfResult({ discarded: 2 }), "orders", "discard"), "2 letters of orders discarded");
+  assert.equal(sentence(outcomeOfResult({ parked: 2 }), "orders", "undo"), "2 letters of orders brought back");
+  const counts = /** @type {any} */ ({ redriven: 1, parked: 2, discarded: 4 });
+  assert.deepEqual(["redrive", "park", "discard", "undo"].map((action) => lettersOf(counts, action)), [3, 2, 4, 2]);
 });
 
 test("sizes of waves", () => {

@@ -290,6 +290,7 @@ def _audit_lines(history: LetterHistory, *, hidden: bool) -> list[AuditLine]:
             who=record.who,
             user=person_of(record.who),
             run=record.run,
+            discarded_by=record.kept.redrive if record.kept and record.kept.copy_in != "nowhere" else None,
             changes=None if hidden else record.changes,
         )
         for record in reversed(history.records)

@@ -137,6 +137,7 @@ def redrive_view(redrive: Redrive, hiding: Hiding) -> RedriveView:
         at=redrive.at,
         redriven=redrive.redriven,
         parked=redrive.parked,
+        discarded=redrive.discarded,
         failed=redrive.failed,
         gone=redrive.gone,
         rate=redrive.rate,
@@ -168,6 +169,7 @@ def summary_of(redrive: Redrive) -> str:
         _counted(redrive.redriven, "letter") + " redriven",
         *([f"{brought_again} of them once more after they had died again"] if brought_again else []),
         *([f"{redrive.parked} parked"] if redrive.parked else []),
+        *([f"{redrive.discarded} discarded"] if redrive.discarded else []),
         *([f"{redrive.failed} failed"] if redrive.failed else []),
         *([f"{redrive.gone} were no dead letters any more"] if redrive.gone else []),
     ]
@@ -228,14 +230,16 @@ async def dry_run(
     selection: Selection,
     action: Act,
     patch: JsonPatch | None = None,
+    undo: str | None = None,
     *,
     hidden: bool = False,
 ) -> DryRun:
     """Count what an action would do with the letters that are selected now.
 
+    :param undo: the id of the redrive whose discarded letters come back
     :param hidden: whether nothing about single letters is returned
     """
-    request = request_for_action(action, selection, patch=patch)
+    request = request_for_action(action, selection, patch=patch, undo=undo)
     async with poller.connection() as connection:
         declared = await discover_queue(connection, queue)
         counts = (await preview(connection, declared, request)).as_json()
@@ -244,6 +248,7 @@ async def dry_run(
         guarantee=counts["guarantee"],
         redriven=counts["redriven"],
         parked=counts["parked"],
+        discarded=counts["discarded"],
         failed=counts["failed"],
         failures={} if hidden else {str(sequence): reason for sequence, reason in counts["failures"].items()},
         causes={} if hidden else counts["causes"],
@@ -260,6 +265,7 @@ async def dry_run(
             "select": selection.model_dump(mode="json", exclude_defaults=True),
             "action": action,
             **({"patch": patch.text} if patch else {}),
+            **({"undo": undo} if undo else {}),
         },
     )
 
@@ -594,21 +600,23 @@ class QueueActions:
         selection: Selection,
         action: Act,
         patch: JsonPatch | None = None,
+        undo: str | None = None,
         *,
         hidden: bool = False,
     ) -> bytes:
         """Return the :class:`DryRun` of an action.
 
+        :param undo: the id of the redrive whose discarded letters come back
         :param hidden: whether it only counts, since some of the letters may be of DAGs that the user may not see
 
         :raises DeadlineError: counting takes more than 25 seconds; it goes on, and the same request joins it
         :raises RedriveRequestError: the action isn't possible for this queue and selection
         """
-        key = ("dry-run", connection, queue, selection, action, patch, hidden)
+        key = ("dry-run", connection, queue, selection, action, patch, undo, hidden)
 
         async def count() -> DryRun:
             poller = await self._pollers.of_queue(connection, queue)
-            return await dry_run(poller, queue, selection, action, patch, hidden=hidden)
+            return await dry_run(poller, queue, selection, action, patch, undo, hidden=hidden)
 
         async def wait() -> bytes:
             try:

@@ -402,7 +402,7 @@ async def dry_run(connection: str, queue: str, request: Request, user: GetUserDe
     if selection.dag_id is not None:
         await run_in_threadpool(require_run_access, selection.dag_id, user)
     actions = running_service.service().actions
-    counted = actions.dry_run(connection, queue, selection, parsed.action, patch, hidden=of_unknown)
+    counted = actions.dry_run(connection, queue, selection, parsed.action, patch, parsed.undo, hidden=of_unknown)
     return json_answer(await counted)
 
 

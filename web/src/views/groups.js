@@ -92,7 +92,7 @@ function GroupsPanel({ connection, queue, groups, select, diagnosis, reading }) 
   }
   const everything = !Object.keys(select).length;
   const editing = me.payloads ? ["edit"] : [];
-  const actions = select.parked ? ["redrive"] : everything ? ["redrive", "park", "in_place"] : ["redrive", "park"];
+  const actions = select.parked ? ["redrive", "discard"] : everything ? ["redrive", "park", "discard", "in_place"] : ["redrive", "park", "discard"];
   return html`
     <div class="toolbar spread">
       <p class="number">
@@ -133,7 +133,7 @@ function columnsFor({ connection, queue, groups, select, diagnosis, reading, may
     mayAct && {
       key: "act", label: "Act", wide: true,
       cell: (group) => html`<${ActionButtons} ...${{ connection, queue, select: group.select && { ...group.select, ...select } }}
-        actions=${select.parked ? ["redrive"] : ["redrive", "park"]}
+        actions=${select.parked ? ["redrive", "discard"] : ["redrive", "park", "discard"]}
         advice=${diagnosis && adviceFor(group, diagnosis)}
         what=${`${counted(group.count, "letter")}: ${Object.values(group.key).filter(Boolean).join(", ")}`} />`,
     },

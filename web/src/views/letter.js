@@ -56,6 +56,7 @@ function Letter({ connection, queue, detail, reload }) {
   const [editing, setEditing] = useState(false);
   const parked = state === "parked";
   const here = state === "dead" || parked;
+  const undo = state === "discarded" ? detail.audit[0]?.discarded_by : null;
   const [word, tone] = STATES[state] ?? [state, "plain"];
   const select = { sequences: [letter.sequence], ...(parked ? { parked: true } : {}) };
   return html`
@@ -80,9 +81,10 @@ function Letter({ connection, queue, detail, reload }) {
         here &&
         html`<span class="act">
           <${EditButton} detail=${detail} open=${() => setEditing(true)} />
-          <${ActionButtons} ...${{ connection, queue, select }} actions=${parked ? ["redrive"] : ["redrive", "park"]} what="this letter" main=${true} />
+          <${ActionButtons} ...${{ connection, queue, select }} actions=${parked ? ["redrive", "discard"] : ["redrive", "park", "discard"]} what="this letter" main=${true} />
         </span>`
       }
+      ${undo && html`<${ActionButtons} ...${{ connection, queue, select, undo }} actions=${["undo"]} what="of this letter" main=${true} />`}
     </div>
     ${editing && html`<${EditDialog} ...${{ connection, queue, detail, reload, close: () => setEditing(false) }} />`}
     <div class="letter">

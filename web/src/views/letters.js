@@ -113,7 +113,7 @@ function Page({ connection, queue, letters, select, query, page, sort, to }) {
   // A run's configuration has no times of death: it would take more letters than are shown.
   const ranged = query.get("died_from") || query.get("died_to");
   const me = useMe();
-  const actions = [...(select.parked ? ["redrive"] : ["redrive", "park"]), ...(me.payloads ? ["edit"] : [])];
+  const actions = [...(select.parked ? ["redrive", "discard"] : ["redrive", "park", "discard"]), ...(me.payloads ? ["edit"] : [])];
   const [acting, what] = chosen.size
     ? [{ sequences: [...chosen], ...(select.parked ? { parked: true } : {}) }, `${counted(chosen.size, "chosen letter")}`]
     : [ranged ? null : select, `all ${counted(letters.matching.value, "matching letter")}`];

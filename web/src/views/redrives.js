@@ -1,5 +1,6 @@
 /** Redrives of a queue, and one of them: its waves, their outcomes, and pause, resume and abort. */
 
+import { ActionButtons } from "../actions.js";
 import { getRedrive, getRedrives, steerRedrive } from "../api.js";
 import { NONE, clock, counted, exact, percent, rate, shortened } from "../format.js";
 import { html, useState } from "../html.js";
@@ -81,6 +82,7 @@ export function RedrivesView({ connection, queue, query }) {
     { key: "died", label: "Died again", numeric: true, cell: (item) => html`<${Died} outcomes=${item.outcomes} />` },
     { key: "running", label: "Running", numeric: true, hint: "Pending or in flight", cell: (item) => seen(item.outcomes, "still_running") },
     { key: "parked", label: "Parked", numeric: true, cell: (item) => exact(item.parked) },
+    { key: "discarded", label: "Discarded", numeric: true, cell: (item) => exact(item.discarded) },
     { key: "failed", label: "Stayed dead", numeric: true, cell: (item) => exact(item.failed) },
   ];
   return html`
@@ -125,6 +127,7 @@ function Details({ connection, queue, redrive, reload }) {
     <div class="toolbar spread">
       <h2 class="redrive-title">Redrive <span class="aside">${redrive.id}</span> <${StateOf} redrive=${redrive} /></h2>
       <${Steering} ...${{ connection, queue, redrive, reload }} />
+      ${redrive.discarded > 0 && html`<${ActionButtons} ...${{ connection, queue, undo: redrive.id }} select=${{}} actions=${["undo"]} what="of this redrive" main=${true} />`}
     </div>
     <${Notice} tone=${outcomeTone(redrive)}>${redrive.summary}${redrive.reason && !redrive.summary.includes(redrive.reason) && html`; ${redrive.reason}`}<//>
     <${Progress} redrive=${redrive} />
@@ -133,6 +136,7 @@ function Details({ connection, queue, redrive, reload }) {
       <${Tile} name="Completed after redrive" value=${seen(outcomes, "completed")} note=${note("completed")} tone=${outcomes.completed ? "good" : ""} />
       <${Tile} name="Died again" value=${seen(outcomes, "died_again")} note=${note("died_again")} tone=${outcomes.died_again ? "bad" : ""} />
       <${Tile} name="Still running" value=${seen(outcomes, "still_running")} note=${outcomes.unknown ? `${exact(outcomes.unknown)} unknown` : "pending or in flight"} />
+      ${redrive.discarded > 0 && html`<${Tile} name="Discarded" value=${exact(redrive.discarded)} note="a copy brings them back" />`}
       <${Tile} name="Parked" value=${exact(redrive.parked)} note=${`${exact(redrive.failed)} stayed dead letters`} />
     </dl>
     ${redrive.waves.length > 0 && html`<h2>Waves</h2><div class="panel"><${Table} caption="Waves" columns=${waveColumns} rows=${redrive.waves} rowKey=${(wave) => wave.number} /></div>`}
@@ -188,7 +192,7 @@ const Tile = ({ name, value, note, tone = "" }) => html`
 
 /** How many of the selected letters were redriven, while it runs. @param {{redrive: Redrive}} props */
 function Progress({ redrive }) {
-  const done = redrive.redriven + redrive.parked + redrive.failed + redrive.gone;
+  const done = redrive.redriven + redrive.parked + redrive.discarded + redrive.failed + redrive.gone;
   if (!redrive.letters || redrive.state === "finished" || redrive.state === "aborted") return null;
   return html`<progress class="progress" aria-label=${`${exact(done)} of ${counted(redrive.letters, "letter")}`} max=${Math.max(done, redrive.letters)} value=${done}></progress>`;
 }

@@ -32,7 +32,7 @@ class Me(MonitorModel):
     default_timezone: str = "UTC"
 
 
-Act: TypeAlias = Literal["redrive", "park", "in_place"]
+Act: TypeAlias = Literal["redrive", "park", "in_place", "discard", "undo"]
 
 
 class DryRunRequest(MonitorModel):
@@ -40,11 +40,13 @@ class DryRunRequest(MonitorModel):
 
     :param select: which letters, as in ``conf``; all in circulation where empty
     :param patch: a JSON Patch (RFC 6902) of the letters' bodies, as its JSON text; only with ``redrive``
+    :param undo: the id of the redrive whose discarded letters come back, with ``undo``
     """
 
     select: dict[str, Any] = Field(default_factory=dict)
     action: Act = "redrive"
     patch: str | None = Field(default=None, max_length=65_536)
+    undo: str | None = Field(default=None, max_length=200)
 
 
 class SampleLetter(MonitorModel):
@@ -71,6 +73,7 @@ class DryRun(MonitorModel):
     :param guarantee: what the protocol guarantees
     :param redriven: how many letters would be redriven
     :param parked: how many would be parked
+    :param discarded: how many would be discarded
     :param failed: how many would stay where they are
     :param failures: sequence → why it would stay; the first 20
     :param causes: why letters would stay → how many; the 20 most frequent. Like ``failures`` empty where some of the
@@ -89,6 +92,7 @@ class DryRun(MonitorModel):
     guarantee: str
     redriven: int
     parked: int
+    discarded: int
     failed: int
     failures: dict[str, str]
     causes: dict[str, int] = Field(default_factory=dict)
@@ -235,6 +239,7 @@ class RedriveView(MonitorModel):
     :param at: when it was recorded last
     :param redriven: how many letters became jobs
     :param failed: how many stayed dead letters although they were selected
+    :param discarded: how many were discarded
     :param gone: how many were no dead letters any more
     :param rate: letters a second; ``null`` before the first ones
     :param failures: sequence → why it stayed; the first 20
@@ -259,6 +264,7 @@ class RedriveView(MonitorModel):
     at: datetime
     redriven: int
     parked: int
+    discarded: int
     failed: int
     gone: int
     rate: float | None

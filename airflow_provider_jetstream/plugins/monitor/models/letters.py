@@ -185,7 +185,7 @@ class Attempt(MonitorModel):
 class AuditLine(MonitorModel):
     """An audit record about a letter.
 
-    :param action: ``redriven``, ``requeued``, ``parked`` or ``handled``
+    :param action: ``redriven``, ``requeued``, ``parked``, ``discarded`` or ``handled``
     :param sequence: the letter's
     :param new_sequence: the redriven job's
     :param new_stream: the redriven job's queue, where it is another one
@@ -193,6 +193,7 @@ class AuditLine(MonitorModel):
     :param who: the Airflow task's identifying fields, or those that another program recorded
     :param user: the person's name in Airflow, where one started it
     :param run: the id of the redrive
+    :param discarded_by: the id of the redrive that discarded it, by which that is undone, as long as a copy is stored
     :param changes: what was changed in the job, if something was; without texts where payloads are hidden
     """
 
@@ -205,6 +206,7 @@ class AuditLine(MonitorModel):
     who: dict[str, Any]
     user: str | None = None
     run: str | None = None
+    discarded_by: str | None = None
     changes: dict[str, Any] | None = None
 
 
