@@ -1,14 +1,17 @@
-"""The hook: the operations of tasks on JetStream, blocking or awaited."""
+"""The hook: the operations of tasks on JetStream, blocking or awaited.
+
+Arguments are checked before a connection is opened.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
+from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook, awaitable, blocking, call
-from airflow_provider_jetstream.hooks.connection_widgets import form_widgets
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.find import (
@@ -19,9 +22,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import (
 )
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained, chosen_consumers
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publication import publish_with_handle
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -30,24 +36,115 @@ from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReportSource
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.wait import wait_by_handle
-from airflow_provider_jetstream.tasks.arguments import check_flags
-from airflow_provider_jetstream.tasks.hook_arguments import (
-    flag,
-    optional_request,
-    optional_text,
-    publication_limits,
-    single_job_id,
-    stream_name,
-)
-from airflow_provider_jetstream.tasks.identity import call_origin
-from airflow_provider_jetstream.tasks.queue_source import load_queue
-from airflow_provider_jetstream.tasks.wait_limits import (
+from airflow_provider_jetstream.tasks.arguments import (
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
     WAIT_FIELDS,
+    check_flags,
+    check_optional_text,
+    check_text,
     check_wait_limits,
+    parse_number,
+    parse_time_limit,
     parse_wait_limits,
 )
+from airflow_provider_jetstream.tasks.context import call_origin
+from airflow_provider_jetstream.tasks.jobs import check_subject, require_jobs
+from airflow_provider_jetstream.tasks.queue_source import load_queue
+
+
+def form_widgets() -> dict[str, Any]:
+    """Return the fields; a number is text there.
+
+    :raises ImportError: nothing is there that shows a form
+    """
+    from flask_appbuilder.fieldwidgets import BS3PasswordFieldWidget, BS3TextFieldWidget
+    from wtforms import BooleanField, PasswordField, StringField
+    from wtforms.validators import Optional
+
+    widgets: dict[str, Any] = {}
+    for name, field in CONNECTION_FIELDS.items():
+        schema = field["schema"]
+        default = schema.get("default")
+        texts = {"description": field["description"], "default": None if default is None else str(default)}
+        if "boolean" in schema["type"]:
+            widgets[name] = BooleanField(field["label"], validators=[Optional()], **texts)
+        elif schema.get("format") == "password":
+            widget = BS3PasswordFieldWidget()
+            widgets[name] = PasswordField(field["label"], validators=[Optional()], widget=widget, **texts)
+        else:
+            widgets[name] = StringField(field["label"], validators=[Optional()], widget=BS3TextFieldWidget(), **texts)
+    return widgets
+
+
+def publication_limits(
+    jobs: object, subject: object, origin: object, rate: object, room_timeout: object
+) -> tuple[float | None, float]:
+    """Check what is to be published, and return the rate, and the seconds for which a full queue is borne.
+
+    :raises ArgumentError: an argument can't be used
+    :raises JobError: ``jobs`` holds no jobs, or a limit can't be used
+    """
+    require_jobs(jobs)
+    check_subject(subject)
+    if origin is not None and not isinstance(origin, Origin):
+        raise ArgumentError(f"expected an Origin as origin, found {origin!r}: leave it out in a task")
+    jobs_a_second = parse_number("rate", rate, float, JobError)
+    check_rate(jobs_a_second)
+    return jobs_a_second, parse_time_limit("room_timeout", room_timeout)
+
+
+def single_job_id(job_id: object) -> str:
+    """Return the id of a job.
+
+    :raises JobError: it is none, or several
+    """
+    if isinstance(job_id, bool) or not isinstance(job_id, str | int) or not str(job_id).strip():
+        raise JobError(f"expected the id of a job as job_id, found {job_id!r}: name one job")
+    return str(job_id)
+
+
+def optional_text(name: str, text: str | None) -> str | None:
+    """Return text, or ``None``.
+
+    :raises ArgumentError: it is neither
+    """
+    check_optional_text(**{name: text})
+    return text
+
+
+def flag(name: str, value: object) -> bool:
+    """Return ``True`` or ``False``.
+
+    :raises ArgumentError: it is neither
+    """
+    check_flags(**{name: value})
+    return value is True
+
+
+def optional_request(request: object) -> RedriveRequest | None:
+    """Return a request for a redrive, or ``None``.
+
+    :raises RedriveRequestError: it is neither
+    """
+    if request is not None and not isinstance(request, RedriveRequest):
+        raise RedriveRequestError(
+            f"expected a RedriveRequest as request, found {request!r}: make one, such as"
+            ' RedriveRequest(Selection(consumer="mail"))'
+        )
+    return request
+
+
+def stream_name(name: object) -> str:
+    """Return the name of a stream.
+
+    :raises ArgumentError: it is none
+    """
+    check_text(name=name)
+    if problem := "it has a dot" if "." in str(name) else subject_problem(str(name), wildcards=False):
+        raise ArgumentError(f"expected the name of a stream as name, found {name!r}: {problem}; correct it")
+    return str(name)
+
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -57,7 +154,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport

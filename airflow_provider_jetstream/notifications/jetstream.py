@@ -17,9 +17,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, WrongStreamError
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
+from airflow_provider_jetstream.tasks.arguments import is_templated
+from airflow_provider_jetstream.tasks.context import NamedMissingValues
 from airflow_provider_jetstream.tasks.queue_source import dag_file, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.tasks.template_values import is_templated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

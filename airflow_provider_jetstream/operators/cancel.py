@@ -11,18 +11,17 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.arguments import check_optional_text, check_text
-from airflow_provider_jetstream.tasks.identity import origin_of
-from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
-from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.tasks.template_values import (
+from airflow_provider_jetstream.tasks.arguments import (
+    check_optional_text,
+    check_text,
     is_templated,
     parse_job_ids,
     parse_sequences,
     parse_text,
 )
+from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors, origin_of
+from airflow_provider_jetstream.tasks.jobs import JobSource, require_jobs, resolve_jobs
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

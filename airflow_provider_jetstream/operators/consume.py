@@ -1,28 +1,37 @@
-"""The operator that does the messages of a consumer."""
+"""The operator that does the messages of a consumer, and ``@task.jetstream_consume``, whose function is the handler.
+
+The decorator saves the name of a function that nothing else uses, its task id and the operator's import; the operators
+of this package that take no function have no decorator.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.bases.decorator import get_unique_task_id, task_decorator_factory
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
-from airflow_provider_jetstream.assets.task_assets import StreamUse, TaskAssets
+from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.connected_hook import require_no_event_loop
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
-from airflow_provider_jetstream.tasks.identity import origin_of
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, is_templated, parse_count, parse_span
+from airflow_provider_jetstream.tasks.context import (
+    NamedMissingValues,
+    deferral_limit,
+    fail_on_terminal_errors,
+    json_result,
+    origin_of,
+)
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count, parse_span
-from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
+from airflow_provider_jetstream.triggers.triggerer import shortest_delay
 from airflow_provider_jetstream.triggers.waiting_messages import WaitingMessagesTrigger
 from airflow_provider_jetstream.worker.bounded_run import BoundedRun
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from airflow.sdk import Context
+    from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
@@ -206,3 +216,48 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
 
     def _wait(self) -> timedelta:
         return parse_span("wait_timeout", self.wait_timeout)
+
+
+class _DecoratedConsumeOperator(JetStreamConsumeOperator):
+    custom_operator_name = "@task.jetstream_consume"
+    template_fields: Sequence[str] = (*JetStreamConsumeOperator.template_fields, "op_kwargs")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"op_kwargs": "py"}
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        task_id: str,
+        op_args: Sequence[Any] = (),
+        op_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if op_args:
+            raise ArgumentError(
+                f"expected arguments by name in the call of {task_id}, found {len(op_args)} by position: its first"
+                " parameter takes each message"
+            )
+        self.op_kwargs = dict(op_kwargs or {})
+        unique_id = get_unique_task_id(task_id, kwargs.get("dag"), kwargs.get("task_group"))
+        handler = partial(python_callable, **self.op_kwargs) if self.op_kwargs else python_callable
+        super().__init__(task_id=unique_id, handler=handler, **kwargs)
+        self.python_callable = python_callable
+
+    def rendered_handler(self) -> Callable[..., Any]:
+        """Return the function with the arguments of its call in the DAG."""
+        return partial(self.python_callable, **self.op_kwargs) if self.op_kwargs else self.python_callable
+
+
+def jetstream_consume_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
+    """Make a consuming task of a handler.
+
+    :param python_callable: the decorated function
+    :param kwargs: the arguments of
+        :class:`~airflow_provider_jetstream.operators.consume.JetStreamConsumeOperator`
+    """
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=False,
+        decorated_operator_class=_DecoratedConsumeOperator,
+        **kwargs,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import BaseOperator, get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
-from airflow_provider_jetstream.assets.task_assets import TaskAssets
+from airflow_provider_jetstream.assets.stream_asset import TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
@@ -26,10 +26,27 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
-from airflow_provider_jetstream.links.job_reports import JobReportsLink
-from airflow_provider_jetstream.links.monitor import QueueLink, TaskJobsLink, TaskLettersLink
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
+from airflow_provider_jetstream.links.monitor import JobReportsLink, QueueLink, TaskJobsLink, TaskLettersLink
+from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_RECONCILE,
+    DEFAULT_WAIT,
+    WAIT_ARGUMENTS,
+    WAIT_FIELDS,
+    check_flags,
+    check_text,
+    check_wait_limits,
+    is_templated,
+    parse_span,
+    parse_wait_limits,
+    refuse_limits_without_wait,
+)
+from airflow_provider_jetstream.tasks.context import (
+    EXECUTION_TIMEOUT,
+    NamedMissingValues,
+    deferral_limit,
+    fail_on_terminal_errors,
+    json_result,
+)
 from airflow_provider_jetstream.tasks.job_reports import (
     bounded_result,
     deferred_wait,
@@ -38,21 +55,9 @@ from airflow_provider_jetstream.tasks.job_reports import (
     push_job_reports,
     resumed_job_reports,
 )
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.tasks.template_values import is_templated, parse_span
-from airflow_provider_jetstream.tasks.wait_limits import (
-    DEFAULT_RECONCILE,
-    DEFAULT_WAIT,
-    WAIT_ARGUMENTS,
-    WAIT_FIELDS,
-    check_wait_limits,
-    parse_wait_limits,
-    refuse_limits_without_wait,
-)
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
-from airflow_provider_jetstream.triggers.task_state import has_ended
+from airflow_provider_jetstream.triggers.triggerer import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -65,8 +70,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.tasks.arguments import WaitLimits
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
-    from airflow_provider_jetstream.tasks.wait_limits import WaitLimits
 
 COUNTS, JOBS = "counts", "jobs"
 # Beside the result in a trigger's event.

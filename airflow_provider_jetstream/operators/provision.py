@@ -11,9 +11,8 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

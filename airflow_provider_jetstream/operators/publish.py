@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import XComArg
 
-from airflow_provider_jetstream.assets.task_assets import StreamUse
+from airflow_provider_jetstream.assets.stream_asset import StreamUse
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, TransientError
 from airflow_provider_jetstream.jetstream.publication import Publication, checked_key
@@ -16,23 +16,29 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_durat
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
-from airflow_provider_jetstream.tasks.arguments import check_function, check_text
-from airflow_provider_jetstream.tasks.identity import origin_of
+from airflow_provider_jetstream.tasks.arguments import (
+    WAIT_ARGUMENTS,
+    check_function,
+    check_shared_arguments,
+    check_text,
+    is_absent,
+    is_templated,
+    parse_number,
+    parse_time_limit,
+)
+from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result, origin_of, strict_environment
 from airflow_provider_jetstream.tasks.job_reports import bounded_result
-from airflow_provider_jetstream.tasks.job_source import (
+from airflow_provider_jetstream.tasks.jobs import (
     JobSource,
+    check_known_jobs,
+    check_min_completed,
+    check_subject,
     references_of,
     rendered_job,
     require_jobs,
     resolve_jobs,
 )
-from airflow_provider_jetstream.tasks.known_jobs import check_known_jobs, check_min_completed, check_subject
-from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import load_queue, require_events
-from airflow_provider_jetstream.tasks.run_values import strict_environment
-from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

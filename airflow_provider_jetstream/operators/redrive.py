@@ -26,20 +26,25 @@ from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, refuse_beside_spark, refuse_target_and_order
 from airflow_provider_jetstream.operators.waved_redrive import WavedRedriveOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_optional_text, check_text
-from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
-from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.arguments import (
+    WAIT_ARGUMENTS,
+    check_flags,
+    check_optional_text,
+    check_shared_arguments,
+    check_text,
+    is_templated,
+    refuse_limits_without_wait,
+    require_rendered,
+    selection_as_json,
+)
+from airflow_provider_jetstream.tasks.context import audit_identity, fail_on_terminal_errors, json_result, task_key
 from airflow_provider_jetstream.tasks.queue_source import (
     declared_queue,
     load_queue,
     require_dead_letter_queue,
     require_events,
 )
-from airflow_provider_jetstream.tasks.redrive_log import log_preview
-from airflow_provider_jetstream.tasks.redrive_request import redrive_request
-from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.redrives import log_preview, redrive_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,24 +9,26 @@ from urllib.parse import unquote, urlsplit
 from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.airflow_compat import conf
-from airflow_provider_jetstream.assets.task_assets import StreamUse, TaskAssets
+from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.links.report import DeadLetterReportLink
+from airflow_provider_jetstream.links.monitor import DeadLetterReportLink, QueueLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
-from airflow_provider_jetstream.tasks.arguments import check_optional_text, check_text
-from airflow_provider_jetstream.tasks.identity import task_key
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
-from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue, require_dead_letter_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
-from airflow_provider_jetstream.tasks.spark_process import CONNECTION_FIELDS, SparkApplication
-from airflow_provider_jetstream.tasks.template_values import (
+from airflow_provider_jetstream.tasks.arguments import (
+    check_optional_text,
+    check_text,
     is_templated,
     parse_selection,
     require_rendered,
     selection_as_json,
+)
+from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors, json_result, task_key
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue, require_dead_letter_queue
+from airflow_provider_jetstream.tasks.spark import (
+    CONNECTION_FIELDS,
+    DEFAULT_SPARK_CONNECTION,
+    SparkApplication,
+    spark_properties,
 )
 
 if TYPE_CHECKING:

@@ -10,10 +10,15 @@ from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
-from airflow_provider_jetstream.tasks.arguments import check_function, check_optional_text, check_text
-from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
-from airflow_provider_jetstream.tasks.spark_process import SparkApplication
-from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
+from airflow_provider_jetstream.tasks.arguments import (
+    check_function,
+    check_optional_text,
+    check_text,
+    is_templated,
+    require_rendered,
+    selection_as_json,
+)
+from airflow_provider_jetstream.tasks.spark import DEFAULT_SPARK_CONNECTION, SparkApplication, spark_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.assets.task_assets import StreamUse
+from airflow_provider_jetstream.assets.stream_asset import StreamUse
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
@@ -20,10 +20,9 @@ from airflow_provider_jetstream.jetstream.redrive.waves import ANY_END
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
-from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
-from airflow_provider_jetstream.tasks.outcome import json_result
+from airflow_provider_jetstream.tasks.context import deferral_limit, json_result
 from airflow_provider_jetstream.tasks.queue_source import load_queue
-from airflow_provider_jetstream.tasks.redrive_log import log_outcomes, log_report
+from airflow_provider_jetstream.tasks.redrives import log_outcomes, log_report
 from airflow_provider_jetstream.triggers.redrive import STEERING_SECONDS, RedriveStateTrigger, RedriveWaveTrigger
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from airflow.sdk import DAG, Param
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
-from airflow_provider_jetstream.tasks.redrive_request import ACTIONS, REDRIVE, request_for_action
-from airflow_provider_jetstream.tasks.template_values import parse_text
+from airflow_provider_jetstream.tasks.arguments import parse_text
+from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.redrives import ACTIONS, REDRIVE, request_for_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks.airflow_metrics import send_dead_letter_metrics
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
-from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
-from airflow_provider_jetstream.tasks.template_values import (
+from airflow_provider_jetstream.tasks.arguments import (
     is_templated,
     parse_count,
     parse_flag,
@@ -25,6 +23,8 @@ from airflow_provider_jetstream.tasks.template_values import (
     require_rendered,
     selection_as_json,
 )
+from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 if TYPE_CHECKING:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.links.job_reports import JobReportsLink
+from airflow_provider_jetstream.links.monitor import JobReportsLink
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
-from airflow_provider_jetstream.tasks.template_values import is_templated
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS
+from airflow_provider_jetstream.tasks.arguments import WAIT_ARGUMENTS, is_templated
+from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

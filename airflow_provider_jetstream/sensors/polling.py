@@ -20,11 +20,9 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.context import NamedMissingValues, deferral_limit, fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
-from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
+from airflow_provider_jetstream.triggers.triggerer import shortest_delay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,10 +10,9 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
 from airflow_provider_jetstream.sensors.polling import PollingSensor
-from airflow_provider_jetstream.tasks.arguments import check_flags
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.arguments import check_flags, is_absent, is_templated, parse_list
+from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
-from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_list
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 if TYPE_CHECKING:

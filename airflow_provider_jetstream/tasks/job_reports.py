@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.waiting.job_reports import (
     plain_job_reports,
     read_job_reports,
 )
-from airflow_provider_jetstream.tasks.identity import task_key
+from airflow_provider_jetstream.tasks.context import task_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,9 +18,7 @@ from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, Wai
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_mapping, check_text, check_times
-from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
-from airflow_provider_jetstream.triggers.short_collections import SHORT_COLLECTIONS
-from airflow_provider_jetstream.triggers.task_state import has_ended
+from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS, EarlyFireGuard, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -15,17 +15,20 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_positive_seconds, dict_of_text, dicts_as_texts
-from airflow_provider_jetstream.tasks.outcome import json_result
-from airflow_provider_jetstream.tasks.queue_source import load_queue, require_dead_letter_queue
-from airflow_provider_jetstream.tasks.template_values import (
+from airflow_provider_jetstream.tasks.arguments import (
+    check_flags,
+    check_positive_seconds,
+    dict_of_text,
+    dicts_as_texts,
     parse_count,
     parse_selection,
     parse_span,
     selection_as_json,
 )
+from airflow_provider_jetstream.tasks.context import json_result
+from airflow_provider_jetstream.tasks.queue_source import load_queue, require_dead_letter_queue
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
-from airflow_provider_jetstream.triggers.short_collections import SHORT_COLLECTIONS
+from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

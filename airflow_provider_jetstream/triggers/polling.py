@@ -12,8 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
 from airflow_provider_jetstream.tasks.arguments import check_mapping, check_positive_seconds, check_text
-from airflow_provider_jetstream.tasks.outcome import json_result
-from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
+from airflow_provider_jetstream.tasks.context import json_result
+from airflow_provider_jetstream.triggers.triggerer import EarlyFireGuard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -144,7 +144,7 @@ class TestTrigger:
     ) -> None:
         monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
         for margin in ("SHORTEST_MARGIN", "LONGEST_MARGIN"):
-            monkeypatch.setattr(f"airflow_provider_jetstream.triggers.early_fire_guard.{margin}", 1.0)
+            monkeypatch.setattr(f"airflow_provider_jetstream.triggers.triggerer.{margin}", 1.0)
         trigger = drained_trigger(await make_queue(connection, name), deferred_at=time.time())
         started = time.monotonic()
         await event_of(trigger)

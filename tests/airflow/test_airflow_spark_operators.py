@@ -177,9 +177,9 @@ _DRIVER = """
 import logging
 import sys
 
-from airflow_provider_jetstream.tasks.spark_process import SparkApplication
-from airflow_provider_jetstream.tasks.spark_connection import SparkSettings
-from airflow_provider_jetstream.tasks.spark_credentials import ExecutorCredentials
+from airflow_provider_jetstream.tasks.spark import SparkApplication
+from airflow_provider_jetstream.tasks.spark import SparkSettings
+from airflow_provider_jetstream.tasks.spark import ExecutorCredentials
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 options = {"connection": "slow", "connectionProvider": "dags.slow_provider:find"}

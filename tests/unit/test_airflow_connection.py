@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from airflow.sdk import Connection
 
-from airflow_provider_jetstream.hooks.connection_settings import settings_from
+from airflow_provider_jetstream.hooks.connected_hook import settings_from
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 

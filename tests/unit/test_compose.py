@@ -12,8 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-from airflow_provider_jetstream.tasks.spark_connection import spark_settings
-from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
+from airflow_provider_jetstream.tasks.spark import executor_credentials, spark_settings
 from testbed.compose import compose_config
 
 ROOT = Path(__file__).resolve().parents[2]

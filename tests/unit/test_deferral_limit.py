@@ -14,8 +14,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError
 from airflow_provider_jetstream.sensors.jobs import JetStreamJobsSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
-from airflow_provider_jetstream.tasks import deferral_limit
-from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT
+from airflow_provider_jetstream.tasks.context import EXECUTION_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,9 +51,9 @@ def test_the_earlier_of_a_time_limit_and_what_is_left_of_the_execution_timeout(
     monkeypatch: pytest.MonkeyPatch, execution_timeout: float | None, started_ago: float, expected: float, argument: str
 ) -> None:
     started = datetime.now(UTC) - timedelta(seconds=started_ago)
-    context = {"ti": SimpleNamespace(start_date=started)}
-    monkeypatch.setattr(deferral_limit, "get_current_context", lambda: context)
-    limit = deferral_limit.deferral_limit(operator_with(execution_timeout), timedelta(seconds=60), "wait_timeout")
+    task_context = {"ti": SimpleNamespace(start_date=started)}
+    monkeypatch.setattr(context, "get_current_context", lambda: task_context)
+    limit = context.deferral_limit(operator_with(execution_timeout), timedelta(seconds=60), "wait_timeout")
     assert limit.argument == argument
     assert limit.left.total_seconds() == pytest.approx(expected, abs=10)
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
+from airflow_provider_jetstream.triggers.triggerer import shortest_delay
 
 
 @pytest.mark.parametrize(

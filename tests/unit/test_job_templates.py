@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.tasks.job_source import rendered_job
+from airflow_provider_jetstream.tasks.jobs import rendered_job
 
 TEMPLATE: Any = "{{ params.value }}"
 FIELDS = ("subject", "id", "advisory", "partition_key", "at", "delay", "every", "time_zone")

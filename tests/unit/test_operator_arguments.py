@@ -14,7 +14,7 @@ from airflow_provider_jetstream.operators.provision import JetStreamProvisionOpe
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
-from airflow_provider_jetstream.tasks.template_values import parse_job_ids, parse_time_limit
+from airflow_provider_jetstream.tasks.arguments import parse_job_ids, parse_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.hooks.connection_settings import EXTRAS
+from airflow_provider_jetstream.hooks.connected_hook import EXTRAS
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.provider_info import get_provider_info
 

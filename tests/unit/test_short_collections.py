@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.triggers.short_collections import ShortCollections
+from airflow_provider_jetstream.triggers.triggerer import ShortCollections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

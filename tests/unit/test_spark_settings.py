@@ -12,8 +12,7 @@ from airflow_provider_jetstream.jetstream.client.settings import ConnectionSetti
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.spark.application.messages import error_message, require_pyspark
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
-from airflow_provider_jetstream.tasks.spark_connection import SparkSettings, spark_settings
-from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
+from airflow_provider_jetstream.tasks.spark import SparkSettings, executor_credentials, spark_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from inspect import signature
 
 import pytest
 
-from airflow_provider_jetstream.assets import task_assets
+from airflow_provider_jetstream.assets import stream_asset
 from airflow_provider_jetstream.command import exporter_command
 from airflow_provider_jetstream.jetstream import documents, publication
 from airflow_provider_jetstream.jetstream.audit import lease
@@ -118,7 +118,7 @@ STATED = {
         f"every `poll_interval` ({_word(dead_letter._INTERVAL / 60)} minute)",
         f"again after {dead_letter._FIRST_PAUSE:g} to {dead_letter._LONGEST_PAUSE:g} seconds",
         f"from {_word(dead_letter.STORED_AFTER / 60)} minute after the event on",
-        f"At most {_word(task_assets._RANGES)} ranges of sequences are named",
+        f"At most {_word(stream_asset._RANGES)} ranges of sequences are named",
     ],
     "monitor": [
         f"one API worker takes every {samples.SAMPLE_SECONDS:g} seconds",

@@ -8,7 +8,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.tasks.template_values import (
+from airflow_provider_jetstream.tasks.arguments import (
     parse_number,
     parse_selection,
     selection_as_json,

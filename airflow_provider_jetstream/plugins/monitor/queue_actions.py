@@ -57,7 +57,7 @@ from airflow_provider_jetstream.plugins.monitor.models.actions import (
     WaveView,
 )
 from airflow_provider_jetstream.plugins.monitor.models.queues import Account
-from airflow_provider_jetstream.tasks.redrive_request import request_for_action
+from airflow_provider_jetstream.tasks.redrives import request_for_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
