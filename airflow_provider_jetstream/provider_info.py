@@ -68,14 +68,13 @@ def get_provider_info() -> dict[str, Any]:
         "task-decorators": [
             {
                 "name": "jetstream_consume",
-                "class-name": f"{_PACKAGE}.operators.consume_decorator.jetstream_consume_task",
+                "class-name": f"{_PACKAGE}.operators.consume.jetstream_consume_task",
             }
         ],
         "notifications": [f"{_PACKAGE}.notifications.jetstream.JetStreamNotifier"],
         "extra-links": [
-            *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "TaskJobsLink", "TaskLettersLink")),
-            f"{_PACKAGE}.links.job_reports.JobReportsLink",
-            f"{_PACKAGE}.links.report.DeadLetterReportLink",
+            f"{_PACKAGE}.links.monitor.{name}"
+            for name in ("QueueLink", "TaskJobsLink", "TaskLettersLink", "JobReportsLink", "DeadLetterReportLink")
         ],
         "config": {
             "jetstream": {

@@ -27,10 +27,9 @@ import psutil
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue, require_dead_letters
 from benchmarks.dead_queue import open_connection, prepared_store, server_with
 from benchmarks.loop_lag import Holds
 from benchmarks.report import Goal, Sample, Table, Way, Workload, server_cpu

@@ -18,9 +18,8 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import pull_request, pull_subject, stream_info
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue, require_dead_letters
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:

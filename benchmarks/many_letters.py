@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from testbed.queues import CONSUMER, stored_count
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.contract import copy_filter, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, publish_jobs, pull_jobs, stored_count, unhurried
 

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_con
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_subject, end_id
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from airflow_provider_jetstream.worker import Worker
 from testbed.foreign_programs import pull
 

@@ -16,7 +16,7 @@ from airflow.sdk import Asset
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from airflow_provider_jetstream.tasks.context import json_result
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 

@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_jetstream.jetstream.client.connect import connect, shared_connection
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError, JetStreamProviderError
+from airflow_provider_jetstream.tasks import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connect import SharedConnection
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 # What Airflow has fields of its own for, and what a person doesn't choose.
 _OTHERS = {"servers", "user", "password", "name"}
-EXTRAS = tuple(field for field in ConnectionSettings.model_fields if field not in _OTHERS)
 # A URI's scheme is its connection's type: what tls://… asks for must not become plaintext.
 _TYPES = {None: "nats", "": "nats", "nats": "nats", "tls": "tls"}
 # Triggers that start later see a connection that was changed in Airflow in the meantime.
@@ -48,9 +47,10 @@ def settings_from(connection: airflow.sdk.Connection, extras: Mapping[str, Any])
     """
     where = f"connection {connection.conn_id!r}"
     values = {name: value for name, value in extras.items() if value not in (None, "")}
-    if unknown := sorted(values.keys() - set(EXTRAS)):
+    known = [name for name in runtime.ConnectionSettings.model_fields if name not in _OTHERS]
+    if unknown := sorted(values.keys() - set(known)):
         raise ConnectionSettingsError(
-            f"{where}: expected extras among {', '.join(EXTRAS)}, found {', '.join(unknown)}; remove or correct them"
+            f"{where}: expected extras among {', '.join(known)}, found {', '.join(unknown)}; remove or correct them"
         )
     scheme = _TYPES.get(connection.conn_type)
     if scheme is None:
@@ -68,7 +68,7 @@ def settings_from(connection: airflow.sdk.Connection, extras: Mapping[str, Any])
     hosts = [host.strip() for host in (connection.host or "").split(",") if host.strip()]
     if not hosts:
         raise ConnectionSettingsError(f"{where}: expected a host, found none; set it")
-    return connection_settings(
+    return runtime.connection_settings(
         {
             "servers": tuple(_address(host, connection.port, scheme) for host in hosts),
             "user": connection.login or None,
@@ -209,7 +209,7 @@ class _HookConnection:
             raise RuntimeError("a shared connection can be used once: call shared() again")
         # A triggerer has ten thousand waits, and none of them needs its hook any more.
         self._hook = None
-        self._use = use = shared_connection(await hook.asettings(), hook._renewed_settings)  # noqa: SLF001
+        self._use = use = runtime.shared_connection(await hook.asettings(), hook._renewed_settings)  # noqa: SLF001
         return await use.__aenter__()
 
     async def __aexit__(self, *reason: object) -> None:
@@ -279,7 +279,7 @@ class ConnectedHook(BaseHook):
         results: list[_Result] = []
 
         async def run() -> None:
-            async with connect(settings, self._renewed_settings) as connection:
+            async with runtime.connect(settings, self._renewed_settings) as connection:
                 results.append(await operation(connection, *args, **kwargs))
 
         # Not the result of the coroutine: asyncio.run makes a text of that when it restores the handler of SIGINT,

@@ -10,32 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook, awaitable, blocking, call
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
-from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.find import (
-    Findings,
-    Summary,
-    find_dead_letters,
-    summarise_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, group_fields
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained, chosen_consumers
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publication import publish_with_handle
-from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReportSource
+from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
-from airflow_provider_jetstream.jetstream.waiting.wait import wait_by_handle
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
@@ -90,7 +71,7 @@ def publication_limits(
     if origin is not None and not isinstance(origin, Origin):
         raise ArgumentError(f"expected an Origin as origin, found {origin!r}: leave it out in a task")
     jobs_a_second = parse_number("rate", rate, float, JobError)
-    check_rate(jobs_a_second)
+    runtime.check_rate(jobs_a_second)
     return jobs_a_second, parse_time_limit("room_timeout", room_timeout)
 
 
@@ -127,7 +108,7 @@ def optional_request(request: object) -> RedriveRequest | None:
 
     :raises RedriveRequestError: it is neither
     """
-    if request is not None and not isinstance(request, RedriveRequest):
+    if request is not None and not isinstance(request, runtime.RedriveRequest):
         raise RedriveRequestError(
             f"expected a RedriveRequest as request, found {request!r}: make one, such as"
             ' RedriveRequest(Selection(consumer="mail"))'
@@ -153,13 +134,20 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.hooks.connected_hook import Operation
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
+    from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis
+    from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, Summary
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.preview import Preview
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReport
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReport, JobReportSource
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
     SelectionSource: TypeAlias = Selection | Mapping[str, Any]
@@ -193,7 +181,7 @@ class JetStreamHook(ConnectedHook):
         :return: the steps, those that the server would refuse included
         :raises ServerTooOldError: the declaration needs a feature that the server lacks
         """
-        return call(plan, load_queue(queue), **_provisioning_flags(drain, park_dead))
+        return call(runtime.plan, load_queue(queue), **_provisioning_flags(drain, park_dead))
 
     aplan = awaitable(plan)
 
@@ -207,7 +195,7 @@ class JetStreamHook(ConnectedHook):
         :return: the steps that were applied
         :raises DriftError: what exists differs in a way that no update can change
         """
-        return call(provision, load_queue(queue), **_provisioning_flags(drain, park_dead))
+        return call(runtime.provision, load_queue(queue), **_provisioning_flags(drain, park_dead))
 
     aprovision = awaitable(provision)
 
@@ -222,7 +210,7 @@ class JetStreamHook(ConnectedHook):
         :raises NotFoundError: the queue or one of the consumers doesn't exist
         """
         return call(
-            check_drained,
+            runtime.check_drained,
             load_queue(queue),
             chosen_consumers(consumers),
             nothing_dead=flag("nothing_dead", nothing_dead),
@@ -239,7 +227,7 @@ class JetStreamHook(ConnectedHook):
         :raises NotFoundError: there is no such stream
         :raises QueueDeclarationError: it is no work queue, or has no dead letter queue
         """
-        return call(discover_queue, stream_name(name))
+        return call(runtime.discover_queue, stream_name(name))
 
     adiscover_queue = awaitable(discover_queue)
 
@@ -273,7 +261,7 @@ class JetStreamHook(ConnectedHook):
         rate, room = publication_limits(jobs, subject, origin, rate, room_timeout)
         origin = origin or call_origin()
         return call(
-            publish_with_handle,
+            runtime.publish_with_handle,
             _optional_queue(queue),
             jobs,
             subject=subject,
@@ -295,13 +283,13 @@ class JetStreamHook(ConnectedHook):
         :raises ArgumentError: it is none of these
         :raises JobReportsGoneError: the events stream doesn't store a part of them any more
         """
-        source = JobReportSource(reports)
+        source = runtime.JobReportSource(reports)
         found = self.blocking(_read_reports, source, states) if source.has_parts else source.held(states)
         return [report.as_json() for report in found]
 
     async def ajob_reports(self, reports: object, *, states: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Do what :meth:`job_reports` does, awaited."""
-        source = JobReportSource(reports)
+        source = runtime.JobReportSource(reports)
         found = await self.awaited(_read_reports, source, states) if source.has_parts else source.held(states)
         return [report.as_json() for report in found]
 
@@ -321,7 +309,7 @@ class JetStreamHook(ConnectedHook):
         :raises NotFoundError: the queue or its events stream doesn't exist
         """
         return call(
-            cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
+            runtime.cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
         )
 
     acancel = awaitable(cancel)
@@ -360,7 +348,7 @@ class JetStreamHook(ConnectedHook):
         :raises DeadlineError: jobs haven't ended within ``wait_timeout``
         """
         options = _options(locals())
-        return call(wait_by_handle, JobsHandle.of(handle), **options)
+        return call(runtime.wait_by_handle, runtime.JobsHandle.of(handle), **options)
 
     await_ = awaitable(wait)
 
@@ -376,7 +364,9 @@ class JetStreamHook(ConnectedHook):
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return call(find_dead_letters, load_queue(queue), Selection.of(selection), census=flag("census", census))
+        return call(
+            runtime.find_dead_letters, load_queue(queue), runtime.Selection.of(selection), census=flag("census", census)
+        )
 
     afind_dead_letters = awaitable(find_dead_letters)
 
@@ -390,7 +380,7 @@ class JetStreamHook(ConnectedHook):
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return call(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
+        return call(runtime.diagnose_dead_letters, load_queue(queue), runtime.Selection.of(selection))
 
     adiagnose_dead_letters = awaitable(diagnose_dead_letters)
 
@@ -413,9 +403,9 @@ class JetStreamHook(ConnectedHook):
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
         return call(
-            summarise_dead_letters,
+            runtime.summarise_dead_letters,
             load_queue(queue),
-            Selection.of(selection),
+            runtime.Selection.of(selection),
             group_fields(group_by),
             census=flag("census", census),
         )
@@ -429,7 +419,7 @@ class JetStreamHook(ConnectedHook):
         :return: counts, and the jobs as ranges of sequences; its ``as_json()`` fits an XCom
         :raises NotFoundError: the queue doesn't exist
         """
-        return call(account_for_jobs, load_queue(queue))
+        return call(runtime.account_for_jobs, load_queue(queue))
 
     aaccount = awaitable(account)
 
@@ -443,7 +433,7 @@ class JetStreamHook(ConnectedHook):
         :raises DeadLetterGoneError: a requested sequence is no dead letter (any more); nothing was done
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return call(redrive_dead_letters, load_queue(queue), optional_request(request))
+        return call(runtime.redrive_dead_letters, load_queue(queue), optional_request(request))
 
     aredrive = awaitable(redrive)
 
@@ -458,7 +448,12 @@ class JetStreamHook(ConnectedHook):
         :raises RedriveRequestError: the request isn't possible here
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return call(preview, load_queue(queue), optional_request(request) or RedriveRequest(), group_fields(group_by))
+        return call(
+            runtime.preview,
+            load_queue(queue),
+            optional_request(request) or runtime.RedriveRequest(),
+            group_fields(group_by),
+        )
 
     apreview_redrive = awaitable(preview_redrive)
 

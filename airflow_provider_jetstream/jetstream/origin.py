@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.task_values import TaskValue
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _KEY_DIGITS = 32
 # The version of UUIDs that begin with the time.
 _ORDERED = 7
+# The first message of a task's manifest has the key in it.
+_LONGEST_KEY = 1_024
 # Of a message id, and their alphabet in Base64.
 DIGEST_BYTES = 16
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
@@ -224,3 +227,21 @@ class ShortDigests:
 def short_digest(*parts: str | int) -> str:
     """Return 22 characters, letters, digits, ``-`` and ``_``, that only these parts in this order give."""
     return ShortDigests(*parts).of()
+
+
+def checked_key(key: object) -> str | None:
+    """Return an idempotency key, if there is one.
+
+    :raises ArgumentError: it can't be one
+    """
+    if key is None:
+        return None
+    found = repr(key)[:100]
+    if not isinstance(key, str) or not key.strip():
+        raise ArgumentError(f"expected text as idempotency_key, found {found}: name what the jobs are published for")
+    if len(key.encode(errors="replace")) > _LONGEST_KEY or not key.isprintable():
+        raise ArgumentError(
+            f"expected at most {_LONGEST_KEY:,} bytes of printable text as idempotency_key, found {found}: shorten it,"
+            " or give its digest"
+        )
+    return key

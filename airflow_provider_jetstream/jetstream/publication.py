@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueDeclarationError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.origin import Origin, checked_key
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, Reservations
 from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
@@ -76,8 +76,6 @@ _TAKEN = "somebody else has taken each message id that it got: see who publishes
 _MOST_SALTS = 4
 # How long a cleared task looks whether jobs that an earlier try no longer waited for have ended by now.
 _ENDED_SECONDS = 10.0
-# The manifest's first message has the key in it.
-_LONGEST_KEY = 1_024
 
 
 class Publication(KnownJobs):
@@ -605,24 +603,6 @@ def identity_of(origin: Origin | None, idempotency_key: str | None) -> Origin | 
             " Origin(…, idempotency_key=…)"
         )
     return origin or idempotency_key
-
-
-def checked_key(key: object) -> str | None:
-    """Return an idempotency key, if there is one.
-
-    :raises ArgumentError: it can't be one
-    """
-    if key is None:
-        return None
-    found = repr(key)[:100]
-    if not isinstance(key, str) or not key.strip():
-        raise ArgumentError(f"expected text as idempotency_key, found {found}: name what the jobs are published for")
-    if len(key.encode(errors="replace")) > _LONGEST_KEY or not key.isprintable():
-        raise ArgumentError(
-            f"expected at most {_LONGEST_KEY:,} bytes of printable text as idempotency_key, found {found}: shorten it,"
-            " or give its digest"
-        )
-    return key
 
 
 def _with_salt(job: OutgoingJob, salt: str) -> OutgoingJob:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseNotifier
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
-from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, WrongStreamError
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_templated
 from airflow_provider_jetstream.tasks.context import NamedMissingValues
 from airflow_provider_jetstream.tasks.queue_source import dag_file, load_queue
@@ -153,7 +151,7 @@ async def _send(connection: Connection, notification: _Notification) -> None:
         # The server answers it behind the message, so it has the message when the connection is closed.
         await connection.api("INFO")
         return
-    ack = await store(connection, notification.subject, payload, headers)
+    ack = await runtime.store(connection, notification.subject, payload, headers)
     if notification.queue and ack.stream != notification.queue.name:
         raise WrongStreamError(
             f"expected {notification.queue.name} to store the notification on {notification.subject}, found"
@@ -162,14 +160,14 @@ async def _send(connection: Connection, notification: _Notification) -> None:
 
 
 async def _is_captured(connection: Connection, subject: str) -> bool:
-    configs = [info["config"] for info in await list_streams(connection, subject)]
+    configs = [info["config"] for info in await runtime.list_streams(connection, subject)]
     return any(covered_by_any(config.get("subjects") or [], subject) for config in configs)
 
 
 async def _diagnosis(connection: Connection, queue: WorkQueue) -> dict[str, Any]:
     """Diagnose a queue; a notification that can't say more is still worth sending."""
     try:
-        return (await diagnose_dead_letters(connection, queue)).as_json(groups=3)
+        return (await runtime.diagnose_dead_letters(connection, queue)).as_json(groups=3)
     except JetStreamProviderError as error:
         problem = one_line(str(error))
         return {"queue": queue.name, "error": problem, "text": f"{queue.name} can't be diagnosed: {problem}"}

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs, cancel_stored, events_stream
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.queue.work_queue import events_stream
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     check_optional_text,
     check_text,
@@ -109,14 +110,14 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
             queue = load_queue(self.work_queue, self)
             if self._named_by == "sequences":
                 events, sequences = events_stream(queue), parse_sequences(self.sequences)
-                count = hook.blocking(cancel_stored, queue.name, events, sequences, why, by)
+                count = hook.blocking(runtime.cancel_stored, queue.name, events, sequences, why, by)
                 self.log.info("%d of %d jobs of %s are still stored, and cancelled", count, len(sequences), queue.name)
                 return {"cancelled": count, "schedules": 0}
             if self._named_by == "job_ids":
                 ids = parse_job_ids(self.job_ids)
             else:
                 ids = list(_ids_of(resolve_jobs(self.jobs, context)))
-            reports = hook.blocking(cancel_jobs, queue, ids, why, by)
+            reports = hook.blocking(runtime.cancel_jobs, queue, ids, why, by)
         schedules = sum(report.schedules for report in reports)
         self.log.info("%d ids are cancelled in %s, and %d schedules removed", len(reports), queue.name, schedules)
         return {"cancelled": len(reports), "schedules": schedules}

@@ -20,8 +20,8 @@ from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.connected_hook import require_no_event_loop
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, is_templated, parse_count, parse_span
 from airflow_provider_jetstream.tasks.context import (
     NamedMissingValues,
@@ -31,11 +31,7 @@ from airflow_provider_jetstream.tasks.context import (
     origin_of,
 )
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.triggers.triggerer import shortest_delay
-from airflow_provider_jetstream.triggers.waiting_messages import WaitingMessagesTrigger
-from airflow_provider_jetstream.worker.bounded_run import BoundedRun
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
-from airflow_provider_jetstream.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +40,8 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.worker.bounded_run import BoundedRun
+    from airflow_provider_jetstream.worker.worker import Worker
 
 # Where the trigger's request fails: seconds until the next one.
 _RETRY_SECONDS = 5.0
@@ -157,7 +155,7 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
             queue.consumer(self.consumer)
             left = max(0.0, deadline - time.time())
             if self.deferrable and left >= _SHORTEST_WAIT:
-                if hook.blocking(wait_for_messages, queue.name, self.consumer) is None:
+                if hook.blocking(runtime.wait_for_messages, queue.name, self.consumer) is None:
                     self._defer(queue, deadline)
                 left = 0.0
             done = self._consume(context, hook, queue, left)
@@ -172,9 +170,9 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
 
     def _consume(self, context: Context, hook: JetStreamHook, queue: WorkQueue, wait: float) -> dict[str, Any]:
         require_no_event_loop()
-        origin, bounds = origin_of(context), BoundedRun(self._limit(), wait)
+        origin, bounds = origin_of(context), runtime.BoundedRun(self._limit(), wait)
         name = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}"
-        worker = Worker(
+        worker = runtime.Worker(
             queue,
             self.consumer,
             self.rendered_handler(),
@@ -194,10 +192,13 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
             self._worker = self._loop = None
 
     def _defer(self, queue: WorkQueue, deadline: float) -> None:
+        # Only a task that defers needs the trigger.
+        from airflow_provider_jetstream.triggers.waiting_messages import WaitingMessagesTrigger
+
         left = timedelta(seconds=max(0.0, deadline - time.time()))
         limit = deferral_limit(self, left + timedelta(seconds=60), "wait_timeout").left.total_seconds()
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(limit, shortest_delay())
+        seconds = max(limit, runtime.shortest_delay())
         trigger = WaitingMessagesTrigger(
             consumer=self.consumer,
             deadline=deadline,

@@ -14,7 +14,6 @@ from airflow.sdk import BaseOperator, get_current_context
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.assets.stream_asset import TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     DeadlineError,
@@ -22,11 +21,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsStalledError,
     TerminalError,
 )
-from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
-from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
 from airflow_provider_jetstream.links.monitor import JobReportsLink, QueueLink, TaskJobsLink, TaskLettersLink
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
@@ -56,8 +53,6 @@ from airflow_provider_jetstream.tasks.job_reports import (
     resumed_job_reports,
 )
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
-from airflow_provider_jetstream.triggers.triggerer import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -68,6 +63,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import TransientError
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.tasks.arguments import WaitLimits
@@ -202,7 +198,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
         waiting = asyncio.create_task(
-            wait(connection, cursor, report, policy=limits.policy, advised=advised, **asdict(limits.stalls))
+            runtime.wait(connection, cursor, report, policy=limits.policy, advised=advised, **asdict(limits.stalls))
         )
         kill = asyncio.create_task(killed.wait())
         hold = asyncio.create_task(self._hold(connection, cursor, report, limit))
@@ -224,7 +220,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
                 return handle
             await self._push_job_reports(connection, cursor, report, names)
             await self._cancel_rest(connection, cursor, report.awaited)
-            raise self._overdue(cursor.queue, sequence_ranges(report.awaited)) from None
+            raise self._overdue(cursor.queue, runtime.sequence_ranges(report.awaited)) from None
         except JetStreamProviderError as error:
             await self._push_job_reports(connection, cursor, report, names)
             await self._cancel_rest(connection, cursor, report.awaited, is_final=isinstance(error, TerminalError))
@@ -246,7 +242,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
             return
         if (seconds := self._parsed_defer_after()) is None:
             # Jobs that end soon are awaited without deferring, which costs seconds; see docs/decisions.md.
-            await while_ends_are_near(connection, cursor, report)
+            await runtime.while_ends_are_near(connection, cursor, report)
         else:
             await asyncio.sleep(seconds)
         if not limit.expired():
@@ -257,7 +253,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
     ) -> None:
         """Cancel the jobs of a failed wait that haven't ended, unless a retry goes on waiting for them."""
         if self.cancel_on_failure and awaited and (is_final or _is_last_try()):
-            await cancel_rest(connection, cursor, awaited)
+            await runtime.cancel_rest(connection, cursor, awaited)
 
     async def _cancel_missing(self, connection: Connection, handle: JobsHandle, event: Mapping[str, Any]) -> None:
         """Do the same for a wait that the trigger has ended."""
@@ -283,9 +279,9 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         if not self.cancel_on_kill:
             return
         # Airflow also kills a task that was cleared, and one whose machine is shut down.
-        if await has_ended(get_current_context()["ti"]):
-            cancelled = await cancel_stored(
-                *(connection, cursor.queue, cursor.events, report.awaited, WHY_KILLED), created=cursor.created
+        if await runtime.has_ended(get_current_context()["ti"]):
+            cancelled = await runtime.cancel_stored(
+                *(connection, cursor.queue, cursor.events, report.awaited, runtime.WHY_KILLED), created=cursor.created
             )
             self.log.info("The task is being ended: %d jobs of %s are cancelled", cancelled, cursor.queue)
         else:
@@ -304,6 +300,9 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         :param handle: what :meth:`wait_inline` returned
         :param summary: becomes part of the task's result
         """
+        # Only a task that defers needs the trigger.
+        from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+
         now, limits = time.time(), self._limits()
         waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
         limit = deferral_limit(self, max(timedelta(0), limits.timeout - waited), "wait_timeout")
@@ -334,7 +333,11 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         """
         if event is None:
             raise AirflowFailException("the trigger ended without an event; clear the task to go on waiting")
-        summary, handle, hook = dict(event["summary"]), JobsHandle.of(event["handle"]), JetStreamHook(self.nats_conn_id)
+        summary, handle, hook = (
+            dict(event["summary"]),
+            runtime.JobsHandle.of(event["handle"]),
+            JetStreamHook(self.nats_conn_id),
+        )
         self._job_reports = resumed_job_reports(hook, handle.cursor, summary.pop(_WAIT, None), event["report"])
         if event["status"] != "ended":
             push_job_reports(self._job_reports)

@@ -8,8 +8,8 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
@@ -82,7 +82,7 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
         for line in (*plan.steps, *plan.parked):
             self.log.info("%s", line)
         try:
-            self._log_warnings(queue, hook.blocking(running_warnings, queue))
+            self._log_warnings(queue, hook.blocking(runtime.running_warnings, queue))
         except JetStreamProviderError as error:
             self.log.warning("Work queue %s is provisioned, but it couldn't be looked at: %s", queue.name, error)
         return [f"{step.action} {step.kind} {step.name}" for step in plan.steps]

@@ -9,13 +9,12 @@ from airflow.sdk import XComArg
 from airflow_provider_jetstream.assets.stream_asset import StreamUse
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, TransientError
-from airflow_provider_jetstream.jetstream.publication import Publication, checked_key
+from airflow_provider_jetstream.jetstream.origin import checked_key
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     WAIT_ARGUMENTS,
     check_function,
@@ -50,9 +49,12 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publication import Publication
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
@@ -191,7 +193,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if ends is None:
             self.note_work(summary)
             return json_result(bounded_result(summary))
-        if isinstance(ends, JobsHandle):
+        if isinstance(ends, runtime.JobsHandle):
             self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 
@@ -220,7 +222,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
     ) -> tuple[PublishReport, WaitReport | JobsHandle | None]:
         waits = self.wait_for_completion
-        async with Publication(connection, queue, origin, waits=waits, with_handle=not waits) as publication:
+        async with runtime.Publication(connection, queue, origin, waits=waits, with_handle=not waits) as publication:
             if not publication.is_recorded:
                 self._warn_of_late_retries(queue)
             try:
@@ -237,9 +239,9 @@ class JetStreamPublishOperator(JobWaitingOperator):
                     await self._end_publishing(connection, publication, publication.report)
             if (cursor := publication.cursor) is None:
                 return report, None
-            handle = JobsHandle(cursor=cursor, sequences=report.awaited_ranges(), advised=report.advised)
+            handle = runtime.JobsHandle(cursor=cursor, sequences=report.awaited_ranges(), advised=report.advised)
             ends = await self.wait_inline(connection, handle, publication.job_ids)
-            if isinstance(ends, WaitReport):
+            if isinstance(ends, runtime.WaitReport):
                 await publication.close(over=bool(ends.awaited))
         return report, ends
 
@@ -247,13 +249,13 @@ class JetStreamPublishOperator(JobWaitingOperator):
         self, connection: Connection, publication: Publication, report: PublishReport
     ) -> NoReturn:
         if publication.cursor:
-            await self._cancel_jobs(connection, publication.cursor, WaitReport(report.awaited()))
+            await self._cancel_jobs(connection, publication.cursor, runtime.WaitReport(report.awaited()))
         raise TransientError(
             f"the task was ended while it published: {report.stored} jobs are stored; another try publishes the rest"
         )
 
     async def _close(self, connection: Connection, queue: WorkQueue, origin: Origin, *, over: bool) -> None:
-        await Publication(connection, queue, origin).close(over=over)
+        await runtime.Publication(connection, queue, origin).close(over=over)
 
     def _origin(self, context: Context) -> Origin:
         return origin_of(context, self._parsed_idempotency_key())

@@ -9,23 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.operators.spark_redrive import SPARK, refuse_beside_spark, refuse_target_and_order
-from airflow_provider_jetstream.operators.waved_redrive import WavedRedriveOperator
-from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
+from airflow_provider_jetstream.operators.waved_redrive import (
+    SPARK,
+    WavedRedriveOperator,
+    refuse_beside_spark,
+    refuse_target_and_order,
+)
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     WAIT_ARGUMENTS,
     check_flags,
@@ -53,11 +48,14 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
@@ -279,7 +277,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         if ends is None:
             self.note_work(summary)
             return json_result(summary)
-        if isinstance(ends, JobsHandle):
+        if isinstance(ends, runtime.JobsHandle):
             self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 
@@ -293,7 +291,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
             return self.execute(context)
         self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
         if self.retry_resumes_waiting and event and event["status"] == "ended":
-            finish = partial(finish_run, run=task_key(context), outcomes=RedriveOutcomes.of_wait(event["report"]))
+            finish = partial(
+                runtime.finish_run, run=task_key(context), outcomes=runtime.RedriveOutcomes.of_wait(event["report"])
+            )
             end = JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
             event = event | {"summary": event["summary"] | end}
         return super().execute_complete(context, event)
@@ -316,14 +316,14 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     ) -> tuple[dict[str, Any], WaitReport | JobsHandle | None]:
         cursor = await self._take_cursor(connection, queue, request.target)
         deadline = time.monotonic() + self._limits().timeout.total_seconds() if request.order_key else math.inf
-        report = await redrive_dead_letters(
+        report = await runtime.redrive_dead_letters(
             connection,
             queue,
             replace(request, keep_open=cursor is not None),
             stopped=lambda: self._killed or time.monotonic() > deadline,
         )
         summary = report.as_json()
-        send_redrive_metrics(queue.name, summary)
+        runtime.send_redrive_metrics(queue.name, summary)
         self.log_redrive(summary | {"guarantee": report.guarantee})
         if report.cancelled and not self._killed:
             raise DeadlineError(
@@ -353,7 +353,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     async def _take_cursor(
         self, connection: Connection, queue: WorkQueue, target: WorkQueue | None = None
     ) -> Cursor | None:
-        cursor = await take_cursor(connection, target or queue) if self.wait_for_completion else None
+        cursor = await runtime.take_cursor(connection, target or queue) if self.wait_for_completion else None
         self.retry_resumes_waiting = await self._audit_log(connection, queue) is not None
         return cursor
 
@@ -366,15 +366,21 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         awaited: set[int],
         summary: dict[str, Any],
     ) -> WaitReport | JobsHandle:
-        ends = await self.wait_inline(connection, JobsHandle(cursor=cursor, sequences=sequence_ranges(awaited)))
-        if not isinstance(ends, JobsHandle):
-            summary |= await finish_run(connection, queue, str(request.run), RedriveOutcomes.of_wait(ends.as_json()))
+        ends = await self.wait_inline(
+            connection, runtime.JobsHandle(cursor=cursor, sequences=runtime.sequence_ranges(awaited))
+        )
+        if not isinstance(ends, runtime.JobsHandle):
+            summary |= await runtime.finish_run(
+                connection, queue, str(request.run), runtime.RedriveOutcomes.of_wait(ends.as_json())
+            )
         return ends
 
     async def _audit_log(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
         if queue.audit is None:
             return None
-        return await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
+        return await runtime.AuditLog.open(
+            connection, queue, (await runtime.stream_info(connection, queue.name))["created"]
+        )
 
 
 def _including_earlier_tries(cursor: Cursor, report: Mapping[str, Any]) -> Cursor:

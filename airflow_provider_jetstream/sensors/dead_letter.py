@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters.find import count_entries
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
-from airflow_provider_jetstream.tasks.airflow_metrics import send_dead_letter_metrics
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     is_templated,
     parse_count,
@@ -25,7 +24,6 @@ from airflow_provider_jetstream.tasks.arguments import (
 )
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
-from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 # A look at more entries takes longer than a deferral.
 _FEW_ENTRIES = 2_000
@@ -130,7 +129,10 @@ class JetStreamDeadLetterSensor(PollingSensor):
 
     def polling_trigger(self, polling: Mapping[str, Any]) -> DeadLetterTrigger:
         """Return the trigger that goes on polling."""
-        return DeadLetterTrigger(
+        # Only a task that defers needs the trigger.
+        from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger as Trigger
+
+        return Trigger(
             select=selection_as_json(self._selection()),
             min_count=self._count(),
             older_than=self._age().total_seconds(),
@@ -156,7 +158,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
             self.log.warning("The dead letters can't be diagnosed: %s", error)
             return None
         self.log.info("%s", diagnosis)
-        send_dead_letter_metrics(diagnosis)
+        runtime.send_dead_letter_metrics(diagnosis)
         return diagnosis.as_json(groups=_DIAGNOSED_GROUPS)
 
     def log_result(self, result: Mapping[str, Any]) -> None:
@@ -180,7 +182,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
 
 async def _count_entries(connection: Connection, queue: WorkQueue) -> int:
     try:
-        return await count_entries(connection, queue)
+        return await runtime.count_entries(connection, queue)
     except NotFoundError:
         # The look says which of the queue's streams is missing.
         return 0

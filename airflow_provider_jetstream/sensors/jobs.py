@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.links.monitor import JobReportsLink
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import WAIT_ARGUMENTS, is_templated
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
@@ -51,7 +52,7 @@ class JetStreamJobsSensor(JobWaitingOperator):
         super().__init__(work_queue="", wait_for_completion=True, deferrable=deferrable, **wait_arguments)
         self.handle = handle
         if not is_templated(handle):
-            self.handle = JobsHandle.of(handle).as_json()
+            self.handle = runtime.JobsHandle.of(handle).as_json()
 
     def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
         """Return nothing: the handle names the queue."""
@@ -66,11 +67,11 @@ class JetStreamJobsSensor(JobWaitingOperator):
         :raises JobsStalledError: no consumer delivers one of the jobs
         """
         with fail_on_terminal_errors():
-            handle = JobsHandle.of(self.handle)
+            handle = runtime.JobsHandle.of(self.handle)
             self._limits(), self._parsed_defer_after()
             ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
         summary = {"stream": handle.cursor.queue, "jobs": self._job_count}
-        if isinstance(ends, JobsHandle):
+        if isinstance(ends, runtime.JobsHandle):
             self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 

@@ -19,10 +19,10 @@ from airflow_provider_jetstream.airflow_compat import (
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, deferral_limit, fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.triggers.triggerer import shortest_delay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -135,7 +135,7 @@ class PollingSensor(NamedMissingValues, BaseSensorOperator):
             )
         limit = deferral_limit(self, timedelta(seconds=self.timeout), "timeout").left.total_seconds()
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(limit, shortest_delay())
+        seconds = max(limit, runtime.shortest_delay())
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=seconds))
 
 

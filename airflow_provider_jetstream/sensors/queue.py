@@ -8,17 +8,18 @@ from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
-from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
+from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks.arguments import check_flags, is_absent, is_templated, parse_list
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
-from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
+
+    from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 
 class JetStreamQueueDrainedSensor(PollingSensor):
@@ -77,7 +78,10 @@ class JetStreamQueueDrainedSensor(PollingSensor):
 
     def polling_trigger(self, polling: Mapping[str, Any]) -> QueueDrainedTrigger:
         """Return the trigger that goes on polling."""
-        return QueueDrainedTrigger(consumers=self._consumers(), nothing_dead=self.nothing_dead, **polling)
+        # Only a task that defers needs the trigger.
+        from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger as Trigger
+
+        return Trigger(consumers=self._consumers(), nothing_dead=self.nothing_dead, **polling)
 
     def log_result(self, result: Mapping[str, Any]) -> None:
         """Log the result of a trigger."""

@@ -33,8 +33,14 @@ def origin_of(context: Context, idempotency_key: str | None = None, operation: s
 
     :param idempotency_key: stands for the run in the ids of the jobs
     :param operation: one of several calls of the task that publish
+    :raises ArgumentError: the context has no task instance
     """
-    instance = context["ti"]
+    instance = context.get("ti")
+    if instance is None:
+        raise ArgumentError(
+            "expected a task's context with its task instance as ti, found none: run the task with dag.test(), or give"
+            " execute a context whose ti has dag_id, run_id, task_id, map_index and try_number"
+        )
     return Origin(
         instance.dag_id,
         instance.run_id,

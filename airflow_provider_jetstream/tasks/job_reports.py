@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import get_current_context
 
-from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.waiting.job_reports import (
-    JobIds,
-    collect_job_reports,
-    count_job_reports,
-    plain_job_reports,
-    read_job_reports,
-)
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.context import task_key
 
 if TYPE_CHECKING:
@@ -23,10 +16,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.documents import DocumentPart
+    from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentPart
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReports
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
 
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
 TaskResult: TypeAlias = Any
@@ -46,10 +39,10 @@ async def job_reports(
     :param ended: what :meth:`WaitReport.as_json` returns
     :param names: the ids under which the jobs were published, where they are known
     """
-    names, place = names or JobIds(), {"queue": cursor.queue, "events": cursor.events}
+    names, place = names or runtime.JobIds(), {"queue": cursor.queue, "events": cursor.events}
     try:
-        reports = read_job_reports(connection, cursor, ended, names)
-        return await collect_job_reports(connection, reports, task=_current_task_key(), **place)
+        reports = runtime.read_job_reports(connection, cursor, ended, names)
+        return await runtime.collect_job_reports(connection, reports, task=_current_task_key(), **place)
     except JetStreamProviderError as error:
         log.warning("The reports on jobs of %s hold only what the wait has found: %s", cursor.queue, error)
         return plain_reports(cursor.queue, ended, names, str(error))
@@ -61,7 +54,9 @@ def plain_reports(queue: str, ended: Mapping[str, Any], names: JobIds | None, wh
     :param why: why nothing else could be read or stored
     """
     problem = f"the reports on single jobs of {queue} couldn't be stored: {why}; the counts are right"
-    return count_job_reports(plain_job_reports(ended, names or JobIds()), queue=queue, problem=problem)
+    return runtime.count_job_reports(
+        runtime.plain_job_reports(ended, names or runtime.JobIds()), queue=queue, problem=problem
+    )
 
 
 async def deferred_wait(
@@ -86,7 +81,7 @@ async def deferred_wait(
 
 
 def _ids_name(cursor: Cursor, key: str) -> DocumentName:
-    return DocumentName(cursor.events, cursor.queue, "ids", key, cursor.created)
+    return runtime.DocumentName(cursor.events, cursor.queue, "ids", key, cursor.created)
 
 
 def resumed_job_reports(
@@ -99,10 +94,10 @@ def resumed_job_reports(
     """
 
     async def read(connection: Connection) -> JobReports:
-        names = JobIds()
+        names = runtime.JobIds()
         try:
             if wait:
-                names = await JobIds.read(connection, _ids_name(cursor, wait["key"]), wait["ids"])
+                names = await runtime.JobIds.read(connection, _ids_name(cursor, wait["key"]), wait["ids"])
         except JetStreamProviderError as error:
             log.warning("The ids of jobs of %s can't be read: %s", cursor.queue, error)
         return await job_reports(connection, cursor, ended, names)

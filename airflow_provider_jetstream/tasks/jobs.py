@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
 from airflow_provider_jetstream.jetstream.queue.declaration import partition_subject, placeholder_problem
-from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent, is_templated, parse_count
 from airflow_provider_jetstream.tasks.context import require_run_values
 
@@ -92,6 +91,8 @@ def require_jobs(jobs: object) -> None:
         jobs, Iterable | AsyncIterable
     ):
         hint = "put a single job into a list"
+        if jobs is None:
+            hint = "the task or function that makes them returned nothing; return a list, an empty one for no jobs"
         if isinstance(jobs, str):
             hint += ", and set render_template_as_native_obj on the DAG where a template gives a list"
         if inspect.isawaitable(jobs):
@@ -266,18 +267,18 @@ def check_min_completed(jobs: object, min_completed: object) -> None:
 def _prepare(
     jobs: Iterable[object], subject: str | None, queue: WorkQueue, job_id: JobIdSource | None, *, waits: bool
 ) -> None:
-    prepared = PreparedJobs(
+    prepared = runtime.PreparedJobs(
         jobs,
         subject=subject,
         origin=None,
         batch="",
         queue=queue,
-        limit=SizeLimit.of(queue),
+        limit=runtime.SizeLimit.of(queue),
         job_id=job_id,
         captured=queue.subjects,
     )
     if waits:
-        prepared.then(refuse_schedule)
+        prepared.then(runtime.refuse_schedule)
     list(prepared.batches())
 
 

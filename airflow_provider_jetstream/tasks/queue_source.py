@@ -15,9 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue, require_dead_letters
 from airflow_provider_jetstream.tasks.arguments import is_absent, is_templated
 
 if TYPE_CHECKING:

@@ -24,22 +24,8 @@ from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowNotFoundException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.spark.application.messages import (
-    CODE,
-    ERROR,
-    LEVEL,
-    LOG,
-    RESULT,
-    TERMINAL,
-    require_pyspark,
-)
-from airflow_provider_jetstream.spark.connection_options import (
-    NAMED_CONNECTION,
-    POLICY_PROPERTIES,
-    VARIABLES,
-    connection_options,
-)
 from airflow_provider_jetstream.spark.errors import SparkApplicationError, SparkSettingsError
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent
 from airflow_provider_jetstream.tasks.context import origin_of
 
@@ -201,12 +187,11 @@ def _properties(value: object, where: str) -> dict[str, str]:
 PREFIX = "spark.jetstream."
 
 _NAME = "airflow"
-_CONNECTION, _PROVIDER = NAMED_CONNECTION
+# The options that name a connection.
+_CONNECTION, _PROVIDER = "connection", "connectionProvider"
 _SECRET = re.compile(r"(?i)secret|password$|token$")
 # The file is where Airflow's tasks run, and perhaps nowhere else.
 _SECRET_FILE = re.compile(r"^(?:password|token|nkeySeed|credentials|tlsCert|tlsKey)File$")
-_SECRETS = {name for name in VARIABLES if _SECRET.search(name) or _SECRET_FILE.search(name)}
-_ALLOWED = tuple(name for name in VARIABLES if not _SECRET.search(name))
 
 
 @dataclass(frozen=True)
@@ -233,8 +218,8 @@ def executor_credentials(nats: ConnectionSettings, spark: SparkSettings) -> Exec
         return ExecutorCredentials(options, _environment(name, nats) if name and _PROVIDER not in options else {})
     if spark.local:
         return ExecutorCredentials({_CONNECTION: _NAME}, _environment(_NAME, nats))
-    options = connection_options(nats)
-    if not options.keys().isdisjoint(_SECRETS):
+    options = runtime.connection_options(nats)
+    if any(_SECRET.search(name) or _SECRET_FILE.search(name) for name in options):
         raise SparkSettingsError(
             f"expected {PREFIX}… among Spark's properties to say how executors of {spark.master} find the credentials"
             " of NATS, found nothing: a secret isn't sent through Spark; set"
@@ -249,7 +234,7 @@ def _options(conf: Mapping[str, str]) -> dict[str, str]:
     options = {
         name.removeprefix(PREFIX): value
         for name, value in conf.items()
-        if name.startswith(PREFIX) and name not in POLICY_PROPERTIES
+        if name.startswith(PREFIX) and name not in runtime.POLICY_PROPERTIES
     }
     if secret := sorted(name for name in options if _SECRET.search(name)):
         raise SparkSettingsError(
@@ -262,16 +247,15 @@ def _options(conf: Mapping[str, str]) -> dict[str, str]:
             f"expected {PREFIX}… without credentials, found an @ in {', '.join(with_credentials)}: Spark shows its"
             " properties; name a file, a connection or a connectionProvider"
         )
-    if unknown := sorted(set(options) - {*_ALLOWED, *NAMED_CONNECTION}):
-        raise SparkSettingsError(
-            f"expected {PREFIX}… of {', '.join((*NAMED_CONNECTION, *_ALLOWED))}, found {', '.join(unknown)}: correct it"
-        )
+    known = (_CONNECTION, _PROVIDER, *(name for name in runtime.VARIABLES if not _SECRET.search(name)))
+    if unknown := sorted(set(options) - set(known)):
+        raise SparkSettingsError(f"expected {PREFIX}… of {', '.join(known)}, found {', '.join(unknown)}: correct it")
     return options
 
 
 def _environment(name: str, nats: ConnectionSettings) -> dict[str, str]:
     prefix = f"NATS_{name.upper().replace('-', '_')}_"
-    return {prefix + VARIABLES[option]: value for option, value in connection_options(nats).items()}
+    return {prefix + runtime.VARIABLES[option]: value for option, value in runtime.connection_options(nats).items()}
 
 
 CONNECTION_FIELDS = ("nats_conn_id", "spark_conn_id", "spark_conf")
@@ -335,7 +319,7 @@ class SparkApplication:
 
         :param name: shown in Spark's pages
         """
-        require_pyspark()
+        runtime.require_pyspark()
         assignment = {
             "name": name,
             "master": spark.master,
@@ -379,17 +363,17 @@ class SparkApplication:
         with os.fdopen(os.dup(process.stdout.fileno()), "rb") as lines:
             for line in lines:
                 message = json.loads(line)
-                if LOG in message:
-                    self._log.log(message[LEVEL], "%s", message[LOG])
+                if runtime.LOG in message:
+                    self._log.log(message[runtime.LEVEL], "%s", message[runtime.LOG])
                 else:
                     outcome = message
         if self._killed:
             raise _stopped()
-        if RESULT in outcome:
-            return outcome[RESULT]
-        if ERROR in outcome:
-            kind = AirflowFailException if outcome[TERMINAL] else SparkApplicationError
-            raise kind(f"{outcome[CODE]} {outcome[ERROR]}".strip())
+        if runtime.RESULT in outcome:
+            return outcome[runtime.RESULT]
+        if runtime.ERROR in outcome:
+            kind = AirflowFailException if outcome[runtime.TERMINAL] else SparkApplicationError
+            raise kind(f"{outcome[runtime.CODE]} {outcome[runtime.ERROR]}".strip())
         raise SparkApplicationError(
             f"expected the Spark application to say how it ended, found that its process is gone (status"
             f" {process.wait()}); what it or the JVM wrote last stands above: too little memory is a frequent reason"

@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_mapping, check_text, check_times
-from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS, EarlyFireGuard, has_ended
+from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS, WHY_KILLED, EarlyFireGuard, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
-WHY_KILLED = "the task that waits for it was ended"
 _RETRY_SECONDS = 2.0
 _PROGRESS_SECONDS = 10.0
 # Jobs may have ended in time while no triggerer ran, so a trigger reads the streams even after its deadline.
@@ -80,7 +78,7 @@ class JobCompletionTrigger(BaseTrigger):
         check_flags(cancel_on_kill=cancel_on_kill)
         self.nats_conn_id = nats_conn_id
         # Not as JSON: ten thousand triggers of a process have the same few names in theirs, and equal policies.
-        self.handle = JobsHandle.of(handle).compact()
+        self.handle = runtime.JobsHandle.of(handle).compact()
         self.policy = _one_of_equal(WaitPolicy(**tolerance))
         self.stall_policy = _one_of_equal(StallPolicy(**stalls or {}))
         self.cancel_on_kill = cancel_on_kill
@@ -127,7 +125,7 @@ class JobCompletionTrigger(BaseTrigger):
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.wait()
-        report = self._report or WaitReport(set())
+        report = self._report or runtime.WaitReport(set())
         # In a thread, since it takes long for a million jobs.
         ended = await asyncio.to_thread(report.as_json)
         # Nothing where the server was away until the deadline, so that the jobs of the handle couldn't be read.
@@ -151,7 +149,7 @@ class JobCompletionTrigger(BaseTrigger):
         cursor = self.handle.cursor
         async with JetStreamHook(self.nats_conn_id).shared() as connection:
             report, _ = await self._read_jobs(connection)
-            cancelled = await cancel_stored(
+            cancelled = await runtime.cancel_stored(
                 *(connection, cursor.queue, cursor.events, report.awaited, WHY_KILLED), created=cursor.created
             )
         self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, cursor.queue)
@@ -162,7 +160,7 @@ class JobCompletionTrigger(BaseTrigger):
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     report, advised = await self._read_jobs(connection)
                     with SHORT_COLLECTIONS:
-                        await wait(
+                        await runtime.wait(
                             connection,
                             self.handle.cursor,
                             report,

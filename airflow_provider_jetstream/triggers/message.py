@@ -21,7 +21,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_positive_seconds, check_text, dict_of_text, dicts_as_texts
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.triggers.message_event import PayloadOptions, message_event
@@ -165,10 +165,10 @@ async def _ring(
         try:
             async with JetStreamHook(nats_conn_id).shared() as connection:
                 while True:
-                    found = await wait_for_messages(connection, stream, consumer)
+                    found = await runtime.wait_for_messages(connection, stream, consumer)
                     if found is None:
                         rings.rest()
-                        found = await wait_for_messages(connection, stream, consumer, _LOOK)
+                        found = await runtime.wait_for_messages(connection, stream, consumer, _LOOK)
                     problems.clear()
                     if found is None:
                         continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
+from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState, read_redrive
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_mapping, check_text, check_times
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
@@ -61,11 +61,11 @@ class RedriveWaveTrigger(JobCompletionTrigger):
             await asyncio.sleep(STEERING_SECONDS)
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    found = await read_redrive(connection, queue, self.redrive)
+                    found = await runtime.read_redrive(connection, queue, self.redrive)
             except JetStreamProviderError as error:
                 self.log.warning("What people ask of the redrive %s couldn't be read: %s", self.redrive, error)
                 continue
-            if found.state != RedriveState.RUNNING:
+            if found.state != runtime.RedriveState.RUNNING:
                 self.log.info("The redrive %s is %s: %s", self.redrive, found.state.value, found.reason)
                 return
 
@@ -96,7 +96,7 @@ class RedriveStateTrigger(PollingTrigger):
     async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
         """Read the redrive once; return its state where it has changed, or time is up."""
         async with hook.shared() as connection:
-            found = await read_redrive(connection, WorkQueue.load(self.work_queue), self.redrive)
+            found = await runtime.read_redrive(connection, WorkQueue.load(self.work_queue), self.redrive)
         overdue = found.state == self.state
         if overdue and time.time() < self.deadline:
             return None

@@ -32,6 +32,9 @@ from airflow_provider_jetstream.airflow_compat import conf
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Why jobs are cancelled with their task.
+WHY_KILLED: Final = "the task that waits for it was ended"
+
 SHORTEST_MARGIN = 3.0
 LONGEST_MARGIN = 10.0
 SETTLED_AFTER = 60.0

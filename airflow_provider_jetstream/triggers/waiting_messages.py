@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_text, check_times
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
@@ -38,5 +38,5 @@ class WaitingMessagesTrigger(PollingTrigger):
         """Wait for a message; the server tells when one can be delivered."""
         left = max(0.0, self.deadline - time.time())
         async with hook.shared() as connection:
-            found = await wait_for_messages(connection, self.work_queue["name"], self.consumer, left)
+            found = await runtime.wait_for_messages(connection, self.work_queue["name"], self.consumer, left)
         return {"waiting": found.waiting if found else 0, "deadline": self.deadline}

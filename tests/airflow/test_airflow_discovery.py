@@ -71,7 +71,7 @@ def outputs(process: CompletedProcess[str]) -> dict[str, str]:
         ("notifications", f"{PACKAGE}.notifications.jetstream.JetStreamNotifier"),
         *(("links", f"{PACKAGE}.links.{link}") for link in ("monitor.QueueLink", "job_reports.JobReportsLink")),
         ("queues", f"{PACKAGE}.queues.jetstream.JetStreamMessageQueueProvider"),
-        ("get", f"{PACKAGE}.operators.consume_decorator.jetstream_consume_task"),
+        ("get", f"{PACKAGE}.operators.consume.jetstream_consume_task"),
         # No command lists these by themselves.
         *(("get", f"{PACKAGE}.assets.stream_asset.{name}") for name in ("sanitize_uri", "create_asset")),
         ("behaviours", '"nats"'),

@@ -24,7 +24,6 @@ SKINS = (
     "hooks.jetstream",
     "links.monitor",
     "operators.consume",
-    "operators.consume_decorator",
     "operators.provision",
     "operators.publish",
     "operators.redrive",

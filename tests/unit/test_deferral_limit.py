@@ -14,6 +14,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError
 from airflow_provider_jetstream.sensors.jobs import JetStreamJobsSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
+from airflow_provider_jetstream.tasks import context
 from airflow_provider_jetstream.tasks.context import EXECUTION_TIMEOUT
 
 if TYPE_CHECKING:

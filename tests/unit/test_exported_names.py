@@ -26,7 +26,7 @@ _AIRFLOW_NAMES = [
     "notifications.jetstream.JetStreamNotifier",
     "operators.cancel.JetStreamCancelOperator",
     "operators.consume.JetStreamConsumeOperator",
-    "operators.consume_decorator.jetstream_consume_task",
+    "operators.consume.jetstream_consume_task",
     "operators.provision.JetStreamProvisionOperator",
     "operators.publish.JetStreamPublishOperator",
     "operators.redrive.JetStreamRedriveOperator",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
+from airflow_provider_jetstream.airflow_compat import AirflowFailException
+from airflow_provider_jetstream.jetstream.errors import JobError, RedriveRequestError, SelectionError
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
@@ -100,3 +101,14 @@ OTHER = {"name": "other", "subjects": ["other.>"], "consumers": [{"name": "w", "
 def test_a_target_and_an_order_are_checked_when_the_dag_is_parsed(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         REDRIVE(**arguments)
+
+
+def test_a_task_without_a_task_instance_says_what_its_context_lacks() -> None:
+    with pytest.raises(AirflowFailException, match="a task's context with its task instance as ti, found none"):
+        PUBLISH(jobs=["a"], subject="q.a").execute({})
+
+
+def test_jobs_of_a_task_that_returned_nothing_are_refused_with_that_cause() -> None:
+    nothing: Any = None
+    with pytest.raises(JobError, match="found NoneType: the task or function that makes them returned nothing"):
+        PUBLISH(jobs=nothing)

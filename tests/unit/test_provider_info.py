@@ -17,7 +17,6 @@ from packaging.utils import canonicalize_name
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.hooks.connected_hook import EXTRAS
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.provider_info import get_provider_info
 
@@ -84,7 +83,7 @@ def test_the_connection_type_is_the_hooks_own() -> None:
 def test_the_form_has_the_fields_of_the_settings_and_masks_secrets() -> None:
     (connection_type,) = _INFO["connection-types"]
     fields = connection_type["conn-fields"]
-    assert set(fields) == set(EXTRAS)
+    assert set(fields) == set(ConnectionSettings.model_fields) - {"servers", "user", "password", "name"}
     secret = {name for name, field in ConnectionSettings.model_fields.items() if "SecretStr" in str(field.annotation)}
     masked = {name for name, field in fields.items() if field["schema"].get("format") == "password"}
     assert masked == secret - {"password"}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue, chosen_consumers
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 from testbed.deferral import TaskDeferred

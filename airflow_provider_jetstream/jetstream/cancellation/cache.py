@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.cancellation.cancel import events_stream, read_cancellation
+from airflow_provider_jetstream.jetstream.cancellation.cancel import read_cancellation
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import follow, read_range
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.queue.work_queue import events_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable

@@ -32,11 +32,12 @@ from airflow_provider_jetstream.jetstream.contract import (
     end_id,
     job_cancellation_subject,
 )
-from airflow_provider_jetstream.jetstream.errors import JobError, NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.limits import EVENT_ID
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
+from airflow_provider_jetstream.jetstream.queue.work_queue import events_stream
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
@@ -277,19 +278,6 @@ def cancelled_message(
 async def repeat_cancellation(connection: Connection, queue: WorkQueue, cancellation: Cancellation) -> None:
     """Store a cancellation once more, so that it covers a job that was on its way to the queue."""
     await _store(connection, queue.name, cancellation.job_id, None, cancellation.why, cancellation.by)
-
-
-def events_stream(queue: WorkQueue) -> str:
-    """Return the name of the events stream, which stores the cancellations.
-
-    :raises QueueDeclarationError: the queue declares no events that capture cancellations
-    """
-    subject = cancellation_filter(queue.name)
-    if queue.events is None or not covered_by_any(queue.events.subjects, subject):
-        raise QueueDeclarationError(
-            queue.name, [f"expected events that capture {subject}, so that cancellations are stored: declare them"]
-        )
-    return queue.events.name
 
 
 def read_cancellation(message: StoredMessage) -> Cancellation | None:

@@ -11,8 +11,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:

@@ -30,6 +30,9 @@ GroupField: TypeAlias = Literal[
 
 GroupKey: TypeAlias = "tuple[str | None, ...]"
 
+# By what a dry run of a redrive groups letters.
+BY_CAUSE: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
+
 # Functions, since a fingerprint is computed each time it is read, and most groupings don't use it.
 _VALUES: Mapping[GroupField, Callable[[DeadLetter], str | None]] = {
     "reason": lambda letter: letter.death.reason.value,

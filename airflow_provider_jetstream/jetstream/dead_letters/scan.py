@@ -37,12 +37,13 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     name_passed_jobs,
     reconcile,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
 from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot, refresh_snapshot, take_snapshot
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 
 if TYPE_CHECKING:
     from array import array

@@ -11,9 +11,10 @@ from airflow_provider_jetstream.jetstream.contract import handled_filter
 from airflow_provider_jetstream.jetstream.dead_letters.facts import Acknowledgements, FactReader
 from airflow_provider_jetstream.jetstream.dead_letters.job_facts import QueueFacts
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
 from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
-    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -161,15 +161,3 @@ class ScanContext:
         first = await archive.find(min(sequences)) if archive and sequences and known is None else None
         since = first.stored_at if first and first.time else self.snapshot.created_at
         return Acknowledgements(connection, self.events, self.snapshot.queue, sequences, since, known)
-
-
-def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
-    """Return a queue's dead letter queue.
-
-    :raises QueueDeclarationError: the queue declares none
-    """
-    if queue.dead_letters is None:
-        raise QueueDeclarationError(
-            queue.name, ["expected dead_letters, which the scan reads: declare a dead letter queue"]
-        )
-    return queue.dead_letters

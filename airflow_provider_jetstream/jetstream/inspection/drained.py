@@ -9,7 +9,6 @@ was stored or delivered between them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,13 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import due_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_queue
+from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers, require_dead_letters
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.health import ConsumerHealth, QueueHealth
@@ -165,23 +164,6 @@ async def _due_jobs(
         if names is None or covered_by_any(filters, subject.removeprefix(prefix)):
             count += jobs
     return count
-
-
-def chosen_consumers(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """Return the consumers' names, each once; ``None`` for all consumers.
-
-    :param names: names, or one name
-    :raises NotFoundError: there is no name
-    """
-    if names is None:
-        return None
-    is_list = isinstance(names, Iterable) and not isinstance(names, Mapping)
-    listed = [names] if isinstance(names, str) else list(names) if is_list else []
-    if not listed or not all(isinstance(name, str) and name.strip() for name in listed):
-        raise NotFoundError(
-            f"expected names of consumers to inspect, found {names!r}: name some, or leave consumers out to inspect all"
-        )
-    return tuple(dict.fromkeys(listed))
 
 
 async def _inspect(

@@ -58,7 +58,6 @@ from airflow_provider_jetstream.jetstream.publishing.job import (
     header_job_id,
     identity_headers,
 )
-from airflow_provider_jetstream.jetstream.publishing.schedules import moved_headers, scheduled_job
 from airflow_provider_jetstream.jetstream.queue.declaration import (
     PLACEHOLDER,
     partition_of,
@@ -320,10 +319,14 @@ class PreparedJobs(Iterable[OutgoingJob]):
             named = headers | origin.headers()
             headers = headers if limit and limit.problem(measured, named) else named
         outgoing = OutgoingJob(job, target, body, own_id, job_id, message_id, headers)
+        stored: Mapping[str, str] = outgoing.headers
         if is_scheduled:
+            # Few jobs have a schedule, and DAG files check jobs too.
+            from airflow_provider_jetstream.jetstream.publishing.schedules import moved_headers, scheduled_job
+
             outgoing = scheduled_job(index, outgoing, queue)
-        # The stream of schedules has no limit; what counts is the job that the queue gets.
-        stored = moved_headers(Headers(outgoing.headers.items()), LONGEST_DUE_ID) if is_scheduled else outgoing.headers
+            # The stream of schedules has no limit; what counts is the job that the queue gets.
+            stored = moved_headers(Headers(outgoing.headers.items()), LONGEST_DUE_ID)
         if limit and (problem := limit.problem(measured, stored)):
             raise JobTooLargeError(f"job {index} {problem}")
         if self._check:

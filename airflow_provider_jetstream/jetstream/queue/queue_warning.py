@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
 from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
 if TYPE_CHECKING:
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
 
 _RULES = "docs/queue-warnings.md"
 _FIELDS = "docs/reference/server-fields.md"
-_FIELD_NAMES = frozenset(rule.name for rule in RULES) | {"unknown-field"}
 
 
 class QueueWarning(Finding):
@@ -26,7 +24,11 @@ class QueueWarning(Finding):
     @property
     def rule(self) -> str:
         """The place in the documentation that explains the rule."""
-        return f"{_FIELDS if self.name in _FIELD_NAMES else _RULES}#{self.name}"
+        # A declaration is checked by modules that warn too, and only a warning that is shown says where its rule is.
+        from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
+
+        is_of_field = self.name == "unknown-field" or any(rule.name == self.name for rule in RULES)
+        return f"{_FIELDS if is_of_field else _RULES}#{self.name}"
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> list[Self]:

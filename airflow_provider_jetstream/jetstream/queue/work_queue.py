@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any,
 from airflow_provider_jetstream.jetstream.contract import (
     archive_filter,
     audit_filter,
+    cancellation_filter,
     dead_letter_subjects,
     due_subject,
     entry_copies_filter,
@@ -19,7 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     schedule_filter,
 )
-from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.checks import queue_problems
 from airflow_provider_jetstream.jetstream.queue.declaration import (
     ARCHIVE_LIMITS,
@@ -38,7 +39,6 @@ from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     default_event_subjects,
     with_sampled_consumers,
 )
-from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
 from airflow_provider_jetstream.jetstream.queue.queue_file import declared_values, read_queue_file, yaml_text
 
 if TYPE_CHECKING:
@@ -236,6 +236,9 @@ class WorkQueue(Stream):
 
     def warnings(self) -> list[QueueWarning]:
         """Return a sentence for each setting that works and will cause trouble later."""
+        # DAG files and workers load queues, and few of them ask for warnings.
+        from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
+
         return queue_warnings(self)
 
     def consumer(self, name: str) -> Consumer:
@@ -289,6 +292,48 @@ class WorkQueue(Stream):
         # For type checkers it isn't the function that it is.
         add_defaults: Any = self._add_defaults
         return declared_values(self, add_defaults)
+
+
+def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
+    """Return a queue's dead letter queue.
+
+    :raises QueueDeclarationError: the queue declares none
+    """
+    if queue.dead_letters is None:
+        raise QueueDeclarationError(
+            queue.name, ["expected dead_letters, which the scan reads: declare a dead letter queue"]
+        )
+    return queue.dead_letters
+
+
+def events_stream(queue: WorkQueue) -> str:
+    """Return the name of the events stream, which stores the cancellations.
+
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
+    """
+    subject = cancellation_filter(queue.name)
+    if queue.events is None or not covered_by_any(queue.events.subjects, subject):
+        raise QueueDeclarationError(
+            queue.name, [f"expected events that capture {subject}, so that cancellations are stored: declare them"]
+        )
+    return queue.events.name
+
+
+def chosen_consumers(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """Return the consumers' names, each once; ``None`` for all consumers.
+
+    :param names: names, or one name
+    :raises NotFoundError: there is no name
+    """
+    if names is None:
+        return None
+    is_list = isinstance(names, Iterable) and not isinstance(names, Mapping)
+    listed = [names] if isinstance(names, str) else list(names) if is_list else []
+    if not listed or not all(isinstance(name, str) and name.strip() for name in listed):
+        raise NotFoundError(
+            f"expected names of consumers to inspect, found {names!r}: name some, or leave consumers out to inspect all"
+        )
+    return tuple(dict.fromkeys(listed))
 
 
 def _fields_of(companion: Any, model: type[Stream]) -> dict[str, Any] | None:

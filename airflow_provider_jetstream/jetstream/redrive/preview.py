@@ -7,7 +7,7 @@ from difflib import unified_diff
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.audit.intent import no_audit
-from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
+from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
@@ -42,7 +42,6 @@ _LARGEST_COMPARED: Final = 64 * 1024
 _MOST_LINES: Final = 2_000
 _SHOWN_LINES: Final = 40
 _SHOWN_CHARACTERS: Final = 200
-BY_CAUSE: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from airflow_provider_jetstream.jetstream.client.streams import get_message, nex
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.handlers import own_consumer
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -34,6 +33,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence

@@ -18,7 +18,6 @@ from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -30,6 +29,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.publishing.job import other_redrive_id
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import renew_manifests
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import IdTaken, store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords

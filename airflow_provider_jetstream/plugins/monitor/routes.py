@@ -15,11 +15,10 @@ from sqlalchemy import select as sql_select
 
 from airflow_provider_jetstream import __version__
 from airflow_provider_jetstream.airflow_compat import conf
-from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, GroupField, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, Sort
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor import running_service
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     Viewer,

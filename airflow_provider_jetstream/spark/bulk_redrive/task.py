@@ -27,12 +27,13 @@ from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
 from airflow_provider_jetstream.jetstream.redrive.operation import log_waiting
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
+from airflow_provider_jetstream.jetstream.redrive.preview import Preview, preview_letter
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair

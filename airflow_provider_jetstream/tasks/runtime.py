@@ -1,0 +1,203 @@
+"""What tasks, triggers and the hook act with: each name's module is imported when the name is first used.
+
+A DAG file imports operators, sensors and triggers, which check their arguments by what they import themselves. What
+they need when they run is used as a name of this module, so no parse of a DAG file pays for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes, RedriveState, read_redrive
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_jobs, cancel_stored
+    from airflow_provider_jetstream.jetstream.client.connect import connect, shared_connection
+    from airflow_provider_jetstream.jetstream.client.publish_ack import store
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+    from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+    from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
+    from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
+    from airflow_provider_jetstream.jetstream.dead_letters.find import (
+        count_entries,
+        find_dead_letters,
+        summarise_dead_letters,
+    )
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.documents import DocumentName
+    from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
+    from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
+    from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
+    from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+    from airflow_provider_jetstream.jetstream.publication import Publication, publish_with_handle
+    from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
+    from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
+    from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
+    from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+    from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
+    from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
+    from airflow_provider_jetstream.jetstream.redrive.preview import preview
+    from airflow_provider_jetstream.jetstream.redrive.redrive import (
+        advance_gates,
+        advance_redrive,
+        redrive_dead_letters,
+    )
+    from airflow_provider_jetstream.jetstream.redrive.report import problem_of
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.waves import ANY_END
+    from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import (
+        JobIds,
+        JobReportSource,
+        collect_job_reports,
+        count_job_reports,
+        plain_job_reports,
+        read_job_reports,
+    )
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, wait_by_handle, while_ends_are_near
+    from airflow_provider_jetstream.spark.application.messages import (
+        CODE,
+        ERROR,
+        LEVEL,
+        LOG,
+        RESULT,
+        TERMINAL,
+        require_pyspark,
+    )
+    from airflow_provider_jetstream.spark.connection_options import POLICY_PROPERTIES, VARIABLES, connection_options
+    from airflow_provider_jetstream.tasks.airflow_metrics import send_dead_letter_metrics, send_redrive_metrics
+    from airflow_provider_jetstream.triggers.triggerer import WHY_KILLED, has_ended, shortest_delay
+    from airflow_provider_jetstream.worker.bounded_run import BoundedRun
+    from airflow_provider_jetstream.worker.worker import Worker
+
+__all__ = [
+    "ANY_END",
+    "CODE",
+    "ERROR",
+    "LEVEL",
+    "LOG",
+    "POLICY_PROPERTIES",
+    "RESULT",
+    "TERMINAL",
+    "VARIABLES",
+    "WHY_KILLED",
+    "AuditLog",
+    "BoundedRun",
+    "ConnectionSettings",
+    "DocumentName",
+    "JobIds",
+    "JobReportSource",
+    "JobsHandle",
+    "PreparedJobs",
+    "Publication",
+    "RedriveOutcomes",
+    "RedriveRequest",
+    "RedriveState",
+    "Selection",
+    "SizeLimit",
+    "WaitReport",
+    "Worker",
+    "account_for_jobs",
+    "advance_gates",
+    "advance_redrive",
+    "cancel",
+    "cancel_jobs",
+    "cancel_rest",
+    "cancel_stored",
+    "check_drained",
+    "check_rate",
+    "collect_job_reports",
+    "connect",
+    "connection_options",
+    "connection_settings",
+    "count_entries",
+    "count_job_reports",
+    "diagnose_dead_letters",
+    "discover_queue",
+    "find_dead_letters",
+    "finish_run",
+    "has_ended",
+    "list_streams",
+    "plain_job_reports",
+    "plan",
+    "preview",
+    "problem_of",
+    "provision",
+    "publish_with_handle",
+    "read_job_reports",
+    "read_redrive",
+    "redrive_dead_letters",
+    "refuse_schedule",
+    "require_pyspark",
+    "running_warnings",
+    "send_dead_letter_metrics",
+    "send_redrive_metrics",
+    "sequence_ranges",
+    "shared_connection",
+    "shortest_delay",
+    "store",
+    "stream_info",
+    "summarise_dead_letters",
+    "take_cursor",
+    "wait",
+    "wait_by_handle",
+    "wait_for_messages",
+    "while_ends_are_near",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "jetstream.publishing.rate_limiter": ["check_rate"],
+        "spark.application.messages": ["CODE", "ERROR", "LEVEL", "LOG", "RESULT", "TERMINAL", "require_pyspark"],
+        "tasks.airflow_metrics": ["send_dead_letter_metrics", "send_redrive_metrics"],
+        "jetstream.queue.message_size": ["SizeLimit"],
+        "jetstream.redrive.request": ["RedriveRequest"],
+        "jetstream.dead_letters.selection": ["Selection"],
+        "jetstream.publishing.preparation": ["PreparedJobs", "refuse_schedule"],
+        "spark.connection_options": ["POLICY_PROPERTIES", "VARIABLES", "connection_options"],
+        "triggers.triggerer": ["WHY_KILLED", "has_ended", "shortest_delay"],
+        "jetstream.audit.log": ["AuditLog"],
+        "jetstream.audit.redrives": ["RedriveOutcomes", "RedriveState", "read_redrive"],
+        "jetstream.cancellation.cancel": ["cancel", "cancel_jobs", "cancel_stored"],
+        "jetstream.client.connect": ["connect", "shared_connection"],
+        "jetstream.client.publish_ack": ["store"],
+        "jetstream.client.settings": ["ConnectionSettings", "connection_settings"],
+        "jetstream.client.stream_api": ["list_streams", "stream_info"],
+        "jetstream.dead_letters.account": ["account_for_jobs"],
+        "jetstream.dead_letters.diagnose": ["diagnose_dead_letters"],
+        "jetstream.dead_letters.find": ["count_entries", "find_dead_letters", "summarise_dead_letters"],
+        "jetstream.documents": ["DocumentName"],
+        "jetstream.inspection.drained": ["check_drained"],
+        "jetstream.inspection.running_lint": ["running_warnings"],
+        "jetstream.inspection.waiting_messages": ["wait_for_messages"],
+        "jetstream.provisioning.apply": ["plan", "provision"],
+        "jetstream.publication": ["Publication", "publish_with_handle"],
+        "jetstream.publishing.report": ["sequence_ranges"],
+        "jetstream.queue.discovery": ["discover_queue"],
+        "jetstream.redrive.operation": ["finish_run"],
+        "jetstream.redrive.preview": ["preview"],
+        "jetstream.redrive.redrive": ["advance_gates", "advance_redrive", "redrive_dead_letters"],
+        "jetstream.redrive.report": ["problem_of"],
+        "jetstream.redrive.waves": ["ANY_END"],
+        "jetstream.waiting.cursor": ["take_cursor"],
+        "jetstream.waiting.handle": ["JobsHandle"],
+        "jetstream.waiting.job_reports": [
+            "JobIds",
+            "JobReportSource",
+            "collect_job_reports",
+            "count_job_reports",
+            "plain_job_reports",
+            "read_job_reports",
+        ],
+        "jetstream.waiting.report": ["WaitReport"],
+        "jetstream.waiting.wait": ["cancel_rest", "wait", "wait_by_handle", "while_ends_are_near"],
+        "worker.bounded_run": ["BoundedRun"],
+        "worker.worker": ["Worker"],
+    },
+    root="airflow_provider_jetstream",
+)
