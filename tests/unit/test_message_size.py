@@ -79,7 +79,7 @@ def test_a_limit_that_leaves_less_for_the_body_than_the_headers_need(
 
 def test_the_numbers_are_documented() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs"
-    assert "those of a DAG's job take 97 bytes" in (docs / "queue.md").read_text()
+    assert "those of a DAG's job take 97 bytes" in (docs / "queue-warnings.md").read_text()
     assert "a job of 372 bytes without an id in its body" in (docs / "redrive.md").read_text()
 
 

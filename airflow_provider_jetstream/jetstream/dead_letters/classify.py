@@ -49,10 +49,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.job_facts import (
     RECORDS,
     JobFacts,
     MergedEntries,
-    NotReadError,
     QueueFacts,
     Unread,
     contradicts,
+    decide,
     merged_entries,
     required,
 )
@@ -82,17 +82,13 @@ _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
 
 def classify(jobs: Iterable[JobFacts], queue: QueueFacts) -> list[DeadLetter | NotDead | Unread]:
     """Decide what jobs are: dead letters or not, or which fact has to be read for that."""
-    decided: list[DeadLetter | NotDead | Unread] = []
-    for job in jobs:
-        try:
-            case = _Case(job, queue)
-            for rule in _RULES_OF_STORED if case.message else _RULES_OF_GONE:
-                if (said := rule(case)) is not None:
-                    decided.append(said)
-                    break
-        except NotReadError as error:
-            decided.append(error.fact)
-    return decided
+    return [decide(_classified, job, queue) for job in jobs]
+
+
+def _classified(job: JobFacts, queue: QueueFacts) -> DeadLetter | NotDead:
+    case = _Case(job, queue)
+    rules = _RULES_OF_STORED if case.message else _RULES_OF_GONE
+    return next(said for rule in rules if (said := rule(case)) is not None)
 
 
 class _Case:
@@ -576,9 +572,7 @@ def _bearing(case: _Case, at: datetime, stored_at: datetime) -> Order:
 def _own_end(case: _Case, consumer: str) -> StoredMessage | None:
     """Return the last end of the job that workers of a consumer stored."""
     ends = case.job.ends or {}
-    if consumer not in ends:
-        raise NotReadError(Unread.ENDS)
-    end = ends[consumer]
+    end = required(ends.get(consumer, Unread.ENDS))
     return end if end and end.stored_at >= case.snapshot.created_at else None
 
 

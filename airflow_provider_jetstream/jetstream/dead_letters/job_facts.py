@@ -2,7 +2,7 @@
 
 Values only; :mod:`~airflow_provider_jetstream.jetstream.dead_letters.facts` reads them, and
 :mod:`~airflow_provider_jetstream.jetstream.dead_letters.classify` decides by them. A fact that wasn't read is an
-:class:`Unread`; :func:`required` raises :class:`NotReadError` for it.
+:class:`Unread`; a decision that needs it ends, and :func:`decide` returns which it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.record import Record, rea
 from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
@@ -127,21 +127,26 @@ class QueueFacts:
     up_since: datetime | Unread | None = Unread.UP_SINCE
 
 
-class NotReadError(Exception):
-    """Ends the rules of a job for want of a fact; never leaves :func:`classify`."""
+class _NotReadError(Exception):
+    """Ends a decision for want of a fact; never leaves :func:`decide`."""
 
     def __init__(self, fact: Unread) -> None:
         self.fact = fact
 
 
 def required(value: _T | Unread) -> _T:
-    """Return a fact that has been read.
-
-    :raises NotReadError: it hasn't been
-    """
+    """Return a fact that has been read; where it hasn't been, end the decision."""
     if isinstance(value, Unread):
-        raise NotReadError(value)
+        raise _NotReadError(value)
     return value
+
+
+def decide(decision: Callable[[JobFacts, QueueFacts], _T], job: JobFacts, queue: QueueFacts) -> _T | Unread:
+    """Return what a decision says by the facts, or which fact it needs that hasn't been read."""
+    try:
+        return decision(job, queue)
+    except _NotReadError as error:
+        return error.fact
 
 
 @dataclass(frozen=True, slots=True)
