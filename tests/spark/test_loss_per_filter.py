@@ -183,6 +183,10 @@ def test_expired_messages_are_lost(stream_options: dict[str, str], stream: Sourc
             query.batch()
 
 
+def _ahead(offset: dict[str, Any], sequence: int) -> dict[str, Any]:
+    return {"streams": {name: position | {"seq": sequence} for name, position in offset["streams"].items()}}
+
+
 def test_a_checkpoint_ahead_of_its_stream_is_refused_and_a_new_stream_is_told_apart(
     stream_options: dict[str, str], stream: SourceStream
 ) -> None:
@@ -190,12 +194,13 @@ def test_a_checkpoint_ahead_of_its_stream_is_refused_and_a_new_stream_is_told_ap
     _publish(stream, "a", "b")
     query = ReaderQuery(stream_options)
     assert query.batch() == [1, 2]
-    read, query.offset = query.offset, {**query.offset, "seq": 9}
+    read = query.offset
+    query.offset = _ahead(read, 9)
     with closing(query):
         with pytest.raises(SparkOptionError, match=r"the checkpoint is at 9, and .* ends at 2"):
             query.batch()
         query.restart(stream_options, failOnDataLoss="false")
-        query.offset = {**read, "seq": 9}
+        query.offset = _ahead(read, 9)
         assert query.batch() == []
         _publish(stream, "c")
         assert query.batch() == [3]
