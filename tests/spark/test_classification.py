@@ -21,6 +21,8 @@ from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.read import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
 from testbed.any_letters import (
+    COMPLETED,
+    DELETED,
     JOBS,
     TASK,
     TOUCHED,
@@ -77,6 +79,10 @@ def test_jobs_with_any_headers_and_evidence_become_letters(queue: ScannedQueue) 
     assert len(untouched) > JOBS // 5
     assert set(untouched) <= set(found)
     assert len(found) == len(set(found))
+    # Of a job that no consumer takes, workers of others can have stored no end that counts.
+    ended = {sequence for sequence in COMPLETED if consumer_of(sequence) != "unmatched"}
+    assert ended
+    assert not (ended | set(DELETED)) & set(found)
     keyed = [row for row in letters if row["headers"] == [{"key": "Airflow-Task", "value": TASK.key}]]
     origins = {(row["dag_id"], row["run_id"], row["task_id"], row["map_index"]) for row in keyed}
     assert origins == {(TASK.dag_id, TASK.run_id, TASK.task_id, 2**31 - 1)}
