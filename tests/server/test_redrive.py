@@ -310,11 +310,14 @@ async def test_each_letter_has_one_complete_record(connection: NatsPyConnection,
             "reason": letter.death.reason.value,
             "died_at": letter.death.died_at,
             "fingerprint": letter.death.fingerprint,
+            "error_class": None,
+            "error_message": None,
             "why": "the printer is back",
             "who": WHO,
             "run": "orders-1",
             "wave": None,
             "changes": None,
+            "kept": None,
         }
         assert started <= record.at <= datetime.now(UTC)
 

@@ -538,8 +538,9 @@ class Operation:
         self._reported_at = time.monotonic()
         report, finished = self.report, False
         log.info(
-            "Redriving %s: %d letters redriven, %d parked, %d discarded, %d failed, %d were no dead letters",
-            *(self.queue.name, len(report.redriven), len(report.parked), len(report.discarded)),
+            "Redriving %s: %d letters redriven, %d parked, %s%d failed, %d were no dead letters",
+            *(self.queue.name, len(report.redriven), len(report.parked)),
+            f"{len(report.discarded)} discarded, " if report.discarded else "",
             *(report.failures, len(report.gone)),
         )
         self._progress(report)
