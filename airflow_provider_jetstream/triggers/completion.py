@@ -159,8 +159,10 @@ class JobCompletionTrigger(BaseTrigger):
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     report, advised = await self._read_jobs(connection)
+                    # Its modules are imported before what is allocated is left out of collections.
+                    wait = runtime.wait
                     with SHORT_COLLECTIONS:
-                        await runtime.wait(
+                        await wait(
                             connection,
                             self.handle.cursor,
                             report,
