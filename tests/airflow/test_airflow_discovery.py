@@ -69,7 +69,7 @@ def outputs(process: CompletedProcess[str]) -> dict[str, str]:
         ("triggers", f"{PACKAGE}.triggers.queue"),
         ("list", "airflow-provider-jetstream"),
         ("notifications", f"{PACKAGE}.notifications.jetstream.JetStreamNotifier"),
-        *(("links", f"{PACKAGE}.links.{link}") for link in ("monitor.QueueLink", "job_reports.JobReportsLink")),
+        *(("links", f"{PACKAGE}.links.{link}") for link in ("monitor.QueueLink", "monitor.JobReportsLink")),
         ("queues", f"{PACKAGE}.queues.jetstream.JetStreamMessageQueueProvider"),
         ("get", f"{PACKAGE}.operators.consume.jetstream_consume_task"),
         # No command lists these by themselves.

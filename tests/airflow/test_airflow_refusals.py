@@ -38,7 +38,8 @@ TERMINAL = {
     "no_events_to_wait_for": "expected events, so that completions are stored and can be waited for: declare them",
     "no_subject": "JS120 job 0 has no subject: set it on the job, or a default for all",
     "text_for_jobs": "JS120 expected jobs as a list or an iterator, found str: put a single job into a list",
-    "nothing_for_jobs": "JS120 expected jobs as a list or an iterator, found NoneType: put a single job into a list",
+    "nothing_for_jobs": "JS120 expected jobs as a list or an iterator, found NoneType: the task or function that makes"
+    " them returned nothing; return a list, an empty one for no jobs",
     "unserialisable_job": "expected a body of bytes, text or JSON values, found dict: Object of type object is not JSON"
     " serializable; convert it before publishing",
     "text_for_a_rate": "JS120 expected a number for rate, found 'fast'",

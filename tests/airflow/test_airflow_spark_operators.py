@@ -107,7 +107,7 @@ async def test_letters_are_repaired_and_redriven(
         assert (result["redriven"], result["failed"], result["from_sequences"]) == (3, 0, [[2, 4]])
         # Its application sends none: the task does.
         of_redrive = f"jetstream_redrive_letters.{queue.name}"
-        await eventually(lambda: len(gauges.of(of_redrive)) == 7)
+        await eventually(lambda: len(gauges.of(of_redrive)) == 8)
         assert gauges.of("redriven") == {f"airflow.{of_redrive}.redriven": [3]}
         assert gauges.of("failed") == {f"airflow.{of_redrive}.failed": [0]}
     remaining = await jobs(connection, queue)

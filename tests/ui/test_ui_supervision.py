@@ -62,7 +62,7 @@ def test_pending_jobs_can_be_looked_at(browsing: Browsing, settings: ConnectionS
     page.get_by_role("navigation", name="Parts of the queue").get_by_role("link", name="Jobs").click()
     table = page.get_by_role("table", name="Jobs")
     expect(table.locator("tbody tr")).to_have_count(3)
-    page.get_by_role("link", name="1", exact=True).first.click()
+    page.get_by_title("1, stream sequence 1", exact=True).first.click()
     expect(page.get_by_label("Payload", exact=True)).to_have_text('{"parcel": 1.10}')
     page.go_back()
     page.get_by_role("button", name="In flight").click()
