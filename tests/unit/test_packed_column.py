@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.dead_letters.packed_column import PackedColumn
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import PackedColumn
 
 numbers = st.integers(0, 2**64 - 1) | st.integers(0, 300) | st.integers(1_700_000_000_000_000, 1_700_000_000_999_999)
 PART = 1_024
