@@ -111,6 +111,6 @@ async def test_a_redrive_in_waves_sends_how_far_it_is(
     with own_statsd() as gauges:
         with pytest.raises(DeadlineError):
             await asyncio.to_thread(waves.execute, cast("Context", {"ti": task}))
-        await eventually(lambda: len(gauges.of(f"jetstream_redrive_letters.{name}.")) == 7)
+        await eventually(lambda: len(gauges.of(f"jetstream_redrive_letters.{name}.")) == 8)
         assert gauges.of("redriven") == {f"airflow.jetstream_redrive_letters.{name}.redriven": [1]}
         assert gauges.of("still_running") == {f"airflow.jetstream_redrive_letters.{name}.still_running": [1]}
