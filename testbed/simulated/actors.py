@@ -311,6 +311,9 @@ class Actors:
             world.account.running[body] += 1
             try:
                 await asyncio.sleep(world.draws.of("handler", body).uniform(0.0, 0.3))
+                if sequence in world.account.handled and "server" in world.plan.kinds:
+                    # A server that was killed has forgotten the death, and announces it again.
+                    world.account.excuse({body})
                 world.account.done[body] += 1
                 self.note_done(body)
                 world.account.handled.add(sequence)

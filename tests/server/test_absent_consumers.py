@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream import (
     Protocol,
     RedriveRequest,
     Selection,
+    Status,
     WorkQueue,
     connect,
     connection_settings,
@@ -463,6 +464,35 @@ async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back
     assert report.redriven == {dead: dead + 1}
     (job,) = await pull_jobs(connection, queue, 1, consumer=OTHER)
     assert (job.data, job.metadata.sequence.stream) == (b"dead", dead + 1)
+    assert (await find_dead_letters(connection, queue)).uncertain == 0
+
+
+@pytest.mark.slow
+async def test_a_job_that_a_consumer_passed_comes_back_though_an_entry_is_about_an_earlier_job_of_its_sequence(
+    connection: NatsPyConnection, name: str
+) -> None:
+    """So seems the entry of the job itself, where the servers of a cluster have clocks that differ."""
+    await make_dead_letters(connection, await _two(connection, name, "ab", "c"), ["earlier", "earlier too"], kind="a")
+    await connection.api(f"STREAM.DELETE.{name}")
+    queue = await _two(connection, name, "ab", "c")
+    sequences = await publish_jobs(connection, queue, ["dead", "dead too", "no entry"], kind="a")
+    await exhaust_deliveries(connection, queue, 3)
+    entries = (await connection.api(f"STREAM.INFO.{name}-dead"))["state"]["last_seq"]
+    for entry in range(entries - 2, entries + 1):
+        await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": entry})
+    with pytest.raises(TimeoutError):
+        await pull_jobs(connection, queue, 1, consumer=OTHER, within=0.3)
+    await _change(connection, name, CONSUMER, "b")
+    await _change(connection, name, OTHER, "ca", ack_wait=1_000_000_000)
+    found = await find_dead_letters(connection, queue)
+    assert (found.letters, found.uncertain) == ((), 3)
+    assert [(job.sequence, job.status) for job in found.dismissed] == [(1, Status.UNCERTAIN), (2, Status.UNCERTAIN)]
+    assert [risk.name for risk in found.risks if "(1, 2, 3)" in str(risk)] == ["changed-consumer"]
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=sequences)))
+    report.raise_for_failures()
+    assert sorted(report.redriven) == sequences
+    assert len(await pull_jobs(connection, queue, 3, consumer=OTHER)) == 3
     assert (await find_dead_letters(connection, queue)).uncertain == 0
 
 

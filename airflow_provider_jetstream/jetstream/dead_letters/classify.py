@@ -319,8 +319,11 @@ def by_numbers(case: _Case) -> NotDead | None:
     if consumer.proves_death(case.sequence, has_evidence=has_evidence, requeued_at=case.requeued_at):
         return None
     is_idle = not consumer.in_flight and not consumer.pending and consumer.delivered < case.sequence
-    if is_idle and case.is_named and (deaths or case.sequence in case.queue.passed):
+    is_passed = is_idle and case.sequence in case.queue.passed
+    if case.is_named and (is_passed or (is_idle and deaths)):
         return None
+    if is_passed:
+        return case.not_dead(Status.UNCERTAIN)
     if deaths and not has_evidence and (consistent or consumer.may_have_open(case.sequence)):
         return case.not_dead(Status.UNCERTAIN)
     return case.not_dead(Status.ALIVE if valid or not case.believed else Status.STALE)

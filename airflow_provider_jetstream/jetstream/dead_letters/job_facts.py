@@ -109,7 +109,7 @@ class QueueFacts:
     :param with_unaccounted: whether an unaccounted job with a copy counts as a dead letter
     :param has_handlers: whether consumers of the dead letter queue remove entries by acknowledging them
     :param disputed: jobs without an entry that another consumer's worker may have
-    :param passed: jobs without an entry that their idle consumer has neither delivered nor is about to deliver
+    :param passed: jobs that their idle consumer has neither delivered nor is about to deliver
     :param unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
     :param named: jobs whose sequences a request names: what is uncertain of them is the request's to know
     :param up_since: since when the server has been up; ``None`` where that isn't known

@@ -93,8 +93,8 @@ def tell_orphans(
 def passed_finding(queue: str, name: str, sequences: Sequence[int]) -> Restriction:
     """Return why jobs are uncertain that a consumer has neither delivered nor is about to deliver."""
     text = (
-        f"{len(sequences)} jobs without an entry are neither delivered, pending nor in flight by the numbers of"
-        f" consumer {name} of {queue}: it passed them before something else than provisioning gave it their subjects;"
+        f"{len(sequences)} jobs are neither delivered, pending nor in flight by the numbers of consumer {name} of"
+        f" {queue}: it passed them before something else than provisioning gave it their subjects;"
         f" they count as uncertain: once no worker has them, redrive them by their sequences ({_shown(sequences)})"
     )
     return Restriction("changed-consumer", text)
@@ -243,6 +243,7 @@ async def name_passed_jobs(
 
     A consumer that had nothing to deliver skips ahead without saying so, and passes the jobs of a subject that is moved
     to it later. Its numbers may for a moment say the same of jobs that were stored just then: these jobs are disputed.
+    An entry proves no death of such a job: it may be about an earlier job of its sequence.
 
     :return: their stream sequences
     """
@@ -256,13 +257,13 @@ async def name_passed_jobs(
             message.sequence
             for subject in consumer.filters
             async for message in read_range(connection, snapshot.queue, subject, start, stop)
-            if message.sequence not in index
         ]
         if len(found) == count:
             passed += found
             reconciliation.unnamed[name] = 0
             reconciliation.findings.append(passed_finding(snapshot.queue, name, sorted(found)))
-    reconciliation.disputed = array("Q", sorted({*reconciliation.disputed, *passed}))
+    disputed = {*reconciliation.disputed, *(sequence for sequence in passed if sequence not in index)}
+    reconciliation.disputed = array("Q", sorted(disputed))
     return passed
 
 
