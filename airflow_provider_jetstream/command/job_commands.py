@@ -20,10 +20,13 @@ from airflow_provider_jetstream.command.options import (
     stream_name,
 )
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.errors import TransientError
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.command.output import Output
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.job_search import FoundJob
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 _COLUMNS = ("SEQUENCE", "STORED (UTC)", "STATE", "CONSUMER", "SUBJECT", "JOB", "BYTES")
@@ -159,6 +162,17 @@ def add_schedule_commands(commands: argparse._SubParsersAction[argparse.Argument
     add_queue_argument(run, several=True)
 
 
+async def _read_queue(connection: Connection, source: str) -> WorkQueue:
+    """Return the queue of a mover, which waits for a lost connection from its start on."""
+    while True:
+        reconnects = connection.reconnects
+        try:
+            return await read_queue(connection, source)
+        except TransientError:
+            if not await connection.wait_until_connected(connection.timeout) or connection.reconnects == reconnects:
+                raise
+
+
 async def _move(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.jetstream.mover import move_due_jobs
 
@@ -168,7 +182,7 @@ async def _move(options: argparse.Namespace, out: Output) -> ExitCode:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stop.set)
     async with opened(options, out) as connection:
-        queues = [await read_queue(connection, source) for source in options.queue]
+        queues = [await _read_queue(connection, source) for source in options.queue]
         out.note(f"moves jobs that are due to {', '.join(queue.name for queue in queues)}")
         try:
             async with asyncio.TaskGroup() as group:

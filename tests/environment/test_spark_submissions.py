@@ -76,6 +76,8 @@ def submit(request: pytest.FixtureRequest, orders: NatsServer, tmp_path: Path, p
     terminal.env.pop("PYTHONPATH", None)
     # No registry has the package yet.
     terminal.add_program("pip", f'cp "{build_wheel()}" .')
+    # The page starts a server by Docker; here one runs already.
+    terminal.add_program("docker", f'[ "$1" = run ] && [ "{orders.pid}" ]')
     with SparkCluster(tmp_path / "cluster", {"PATH": os.environ["PATH"]}) as cluster:
         terminal.replace("spark://spark-master:7077", cluster.url)
         while terminal.left:

@@ -63,6 +63,12 @@ async def unaccounted(connection: NatsPyConnection, queue: WorkQueue) -> list[tu
     return list((await account_for_jobs(connection, queue)).unaccounted)
 
 
+async def process_until_empty(connection: NatsPyConnection, queue: WorkQueue) -> None:
+    """Acknowledge every job, and wait until the server has removed them: an account takes them for ended only then."""
+    await process_all(connection, queue)
+    await until_stored(connection, queue.name, 0)
+
+
 async def terminate(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[int]:
     """Terminate jobs, and return their sequences once they are gone."""
     sequences = []
@@ -171,7 +177,7 @@ async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name, consumer={"sample_freq": "0"}, jobs="abc")
-    await process_all(connection, queue)
+    await process_until_empty(connection, queue)
     for _ in range(2):
         account = await account_for_jobs(connection, queue)
         assert (account.unaccounted, account.unknown, account.unknown_share) == ((), ((1, 3),), 1.0)
@@ -424,12 +430,12 @@ async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED, jobs="a")
-    await process_all(connection, queue)
+    await process_until_empty(connection, queue)
     assert await unaccounted(connection, queue) == []
     config = await change_stream(connection, f"{name}-events", subjects=[f"completed.{name}.>"])
     assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "bc")
-    await process_all(connection, queue)
+    await process_until_empty(connection, queue)
     await change_stream(connection, f"{name}-events", subjects=config["subjects"])
     account = await account_for_jobs(connection, queue)
     assert (account.unaccounted, account.unknown) == ((), ((2, 3),))
@@ -444,10 +450,10 @@ async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknow
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED, jobs="a")
-    await process_all(connection, queue)
+    await process_until_empty(connection, queue)
     assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "b")
-    await process_all(connection, queue)
+    await process_until_empty(connection, queue)
     await connection.api(f"STREAM.DELETE.{name}-events")
     await provision(connection, queue)
     await publish_jobs(connection, queue, "c")

@@ -35,6 +35,7 @@ from testbed.face import authorization, consumer_info, find_cancellation, inspec
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_mover, small_queue, stored_count
 from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP, MOVER_STORE_EACH, current
+from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -493,6 +494,31 @@ async def test_the_command_moves_jobs_and_ends_cleanly(own_nats: NatsServer, nam
         await eventually(lambda: not process.alive)
         assert process.returncode == 0, process.output()
         assert [f"{queue.name}: 1 jobs moved" in process.output() for queue in queues] == [True, True]
+
+
+@pytest.mark.slow
+async def test_the_command_waits_for_a_connection_that_is_lost_while_it_starts(
+    own_nats: NatsServer, name: str, tmp_path: Path
+) -> None:
+    async with (
+        connect(connection_settings({"servers": (own_nats.url,)})) as connection,
+        tcp_proxy(own_nats.port) as proxy,
+    ):
+        queue = await make_queue(connection, name, schedules=True)
+        await _schedule(connection, queue, Job(b"job", delay="100ms"))
+        proxy.pause_at(b"STREAM.LIST")
+        command = [sys.executable, "-m", "airflow_provider_jetstream.command.program", "schedules", "run", name]
+        process = Process.start([*command, "--server", proxy.url], log_file=tmp_path / "mover.log")
+        async with asyncio.timeout(60):
+            await proxy.found.wait()
+        proxy.cut()
+        proxy.drop()
+        proxy.mend()
+        (message,) = await pull_jobs(connection, queue, 1, within=60)
+        assert message.data == b"job"
+        process.signal(signal.SIGTERM)
+        await eventually(lambda: not process.alive)
+        assert process.returncode == 0, process.output()
 
 
 async def test_nobody_but_the_server_decides_when_a_message_is_due(own_nats: NatsServer, name: str) -> None:
