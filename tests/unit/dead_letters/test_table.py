@@ -192,6 +192,18 @@ def test_a_table_answers_what_single_letters_answer(
     asyncio.run(run())
 
 
+async def test_the_counts_of_a_time_follow_the_letters() -> None:
+    table = LetterTable()
+    query = LetterQuery(Selection(), died_from=NOON + timedelta(seconds=5))
+    counts = []
+    for number in (4, 10, 13):
+        await table.change([dead_letter(number, number, parked=False)], SNAPSHOT)
+        counts.append((await table.count(query), await table.count(replace(query, died_from=NOON))))
+    await table.change([], SNAPSHOT, [10])
+    counts.append((await table.count(query), await table.count(replace(query, died_from=NOON))))
+    assert counts == [(0, 1), (1, 2), (2, 3), (1, 2)]
+
+
 async def test_letters_beyond_the_limits_are_counted() -> None:
     some = [dead_letter(sequence, 3 * sequence + 1, parked=sequence == 5) for sequence in range(1, 8)]
     for limits, there in (({"most_letters": 4}, 4), ({"most_kinds": 2}, 2)):
