@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -173,9 +172,3 @@ def test_a_report_of_a_handler_is_a_json_object_of_its_own_type(body: bytes) -> 
     assert not any(proves_nothing(_message("handled.q.7", good, ())) for good in (b"{}", b'{"by":"ann"}', typed))
     for number in ("0", "-1", "x", "1" * 30, "\u0667"):
         assert proves_nothing(_message(f"handled.q.{number}", typed, ()))
-
-
-def test_the_documentation_has_the_table() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text()
-    for row in TABLE:
-        assert f"| `{row.subject}` | {row.stream} | {row.writers} | {row.body} |" in documented

@@ -126,7 +126,7 @@ STATED = {
         f"and {scanner._MAX_LETTERS:,} per server",
         f"Up to {_word(scanner.MAX_LETTERS / 10**6)} million letters per queue",
     ],
-    "worker": [f"`none` (`None`) for no limit | {'one' if worker.DEADLINE == 3_600 else worker.DEADLINE} hour |"],
+    "worker": [f"`--deadline` | {'one' if worker.DEADLINE == 3_600 else worker.DEADLINE} hour; `none` (`None`)"],
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tools.reference.api_pages import airflow_entries, airflow_page, api_links, api_pages, entry_page
 from tools.reference.command_pages import command_page, command_problems, parsers
 from tools.reference.error_page import error_links, error_page, error_problems
+from tools.reference.evidence_page import evidence_page
 from tools.reference.hook_page import hook_page, hook_problems
 from tools.reference.metric_page import metric_page, metric_problems
 from tools.reference.permission_page import permission_page
@@ -25,6 +26,7 @@ def reference_pages() -> dict[str, str]:
     pages |= {"airflow.md": airflow_page(links), "hook.md": hook_page(links), "queue-fields.md": queue_page(links)}
     pages |= {"errors.md": error_page(links), "metrics.md": metric_page(), "spark-options.md": spark_page()}
     pages |= {"permissions.md": permission_page(), "server-fields.md": server_field_page()}
+    pages["evidence.md"] = evidence_page()
     pages |= {file: command_page(file) for file in parsers()}
     return {file: f"{_NOTE}\n\n{text}\n" for file, text in pages.items()}
 
