@@ -90,6 +90,7 @@ JETSTREAM_JET_STREAM_HOOK: Final = f"{_NOTIFICATIONS}.jetstream.JetStreamHook"
 
 _OPERATORS: Final = "airflow_provider_jetstream.operators"
 JOB_WAITING_GET_CURRENT_CONTEXT: Final = f"{_OPERATORS}.job_waiting.get_current_context"
+JOB_REPORTS_PROGRESS_SECONDS: Final = "airflow_provider_jetstream.tasks.job_reports.PROGRESS_SECONDS"
 JOB_WAITING_HAS_ENDED: Final = "airflow_provider_jetstream.tasks.runtime.has_ended"
 
 _MONITOR: Final = "airflow_provider_jetstream.plugins.monitor"

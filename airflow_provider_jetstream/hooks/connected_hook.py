@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from airflow.sdk import BaseHook
 
-from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.errors import (
+    AuthenticationError,
+    ConnectionSettingsError,
+    EventLoopError,
+    JetStreamDisabledError,
+    JetStreamProviderError,
+    PermissionDeniedError,
+    ServerTooOldError,
+    TLSError,
+    UnreachableError,
+    WireError,
+    same_error,
+)
 from airflow_provider_jetstream.tasks import runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import airflow.sdk
@@ -68,14 +81,44 @@ def settings_from(connection: airflow.sdk.Connection, extras: Mapping[str, Any])
     hosts = [host.strip() for host in (connection.host or "").split(",") if host.strip()]
     if not hosts:
         raise ConnectionSettingsError(f"{where}: expected a host, found none; set it")
-    return runtime.connection_settings(
-        {
-            "servers": tuple(_address(host, connection.port, scheme) for host in hosts),
-            "user": connection.login or None,
-            "password": connection.password or None,
-            **values,
-        }
-    )
+    with named_connection(connection.conn_id):
+        return runtime.connection_settings(
+            {
+                "servers": tuple(_address(host, connection.port, scheme) for host in hosts),
+                "user": connection.login or None,
+                "password": connection.password or None,
+                **values,
+            }
+        )
+
+
+_ABOUT_CONNECTION = (
+    *(AuthenticationError, ConnectionSettingsError, JetStreamDisabledError, PermissionDeniedError, ServerTooOldError),
+    *(TLSError, UnreachableError, WireError),
+)
+
+
+@contextmanager
+def named_connection(conn_id: str, servers: Sequence[str] = ()) -> Iterator[None]:
+    """Name the Airflow connection in the errors of a block that are about the connection to the servers.
+
+    :param servers: their addresses, which are added where an error doesn't name them
+    :raises JetStreamProviderError: another error of the same class, since users of one connection share its errors
+    """
+    try:
+        yield
+    except _ABOUT_CONNECTION as error:
+        raise _named(error, conn_id, servers) from None
+
+
+def _named(error: JetStreamProviderError, conn_id: str, servers: Sequence[str]) -> JetStreamProviderError:
+    text, name = str(error), f"connection {conn_id!r}"
+    if text.startswith(name):
+        return error
+    where = "" if all(server in text for server in servers) else f" ({', '.join(servers)})"
+    named = same_error(error)
+    named.args = (f"{name}{where}: {text}",)
+    return named.with_traceback(error.__traceback__)
 
 
 def _address(host: str, port: int | None, scheme: str) -> str:
@@ -198,23 +241,30 @@ def awaitable(
 class _HookConnection:
     """Reads the settings when the block begins, and uses the connection while it runs."""
 
-    __slots__ = ("_hook", "_use")
+    __slots__ = ("_conn_id", "_hook", "_servers", "_use")
 
     def __init__(self, hook: ConnectedHook) -> None:
         self._hook: ConnectedHook | None = hook
         self._use: SharedConnection | None = None
+        self._conn_id = hook.nats_conn_id
+        self._servers: Sequence[str] = ()
 
     async def __aenter__(self) -> Connection:
         if (hook := self._hook) is None:
             raise RuntimeError("a shared connection can be used once: call shared() again")
         # A triggerer has ten thousand waits, and none of them needs its hook any more.
         self._hook = None
-        self._use = use = runtime.shared_connection(await hook.asettings(), hook._renewed_settings)  # noqa: SLF001
-        return await use.__aenter__()
+        settings = await hook.asettings()
+        self._servers = settings.servers
+        self._use = use = runtime.shared_connection(settings, hook._renewed_settings)  # noqa: SLF001
+        with named_connection(self._conn_id, self._servers):
+            return await use.__aenter__()
 
-    async def __aexit__(self, *reason: object) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, traceback: object) -> None:
         if self._use is not None:
-            await self._use.__aexit__(*reason)
+            await self._use.__aexit__(_, error, traceback)
+        if isinstance(error, _ABOUT_CONNECTION) and (named := _named(error, self._conn_id, self._servers)) is not error:
+            raise named from None
 
 
 class ConnectedHook(BaseHook):
@@ -251,13 +301,30 @@ class ConnectedHook(BaseHook):
         """
         return _HookConnection(self)
 
+    def get_conn(self) -> NoReturn:
+        """Refuse to return a connection, which other hooks of Airflow do.
+
+        A connection to NATS belongs to the event loop that has opened it, and answers, pings and reconnections need
+        that loop to run. Outside of one there is no such object that would work, and in one :meth:`shared` returns it.
+
+        :raises NotImplementedError: always, with what to call instead
+        """
+        raise NotImplementedError(
+            "expected a call of one of the hook's own methods, found get_conn: a connection to NATS works only in the"
+            " event loop that has opened it. Call publish, wait, find_dead_letters, redrive and the like; for requests"
+            " of your own call hook.blocking(function), whose async function gets the open connection, or use"
+            " `async with hook.shared() as connection` where an event loop is running"
+        )
+
     def test_connection(self) -> tuple[bool, str]:
         """Connect once, for the button in the UI.
 
         :return: whether it works, and a sentence that says what was found or what is wrong
         """
+        require_no_event_loop()
         try:
-            return True, self.blocking(_describe)
+            # Airflow tests a connection under another id, which would only confuse.
+            return True, self._run(self.settings(), _describe)
         except JetStreamProviderError as error:
             return False, str(error)
 
@@ -276,6 +343,16 @@ class ConnectedHook(BaseHook):
         """
         require_no_event_loop()
         settings = self.settings()
+        with named_connection(self.nats_conn_id, settings.servers):
+            return self._run(settings, operation, *args, **kwargs)
+
+    def _run(
+        self,
+        settings: ConnectionSettings,
+        operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
         results: list[_Result] = []
 
         async def run() -> None:

@@ -61,7 +61,7 @@ class TaskValue:
 
         :raises ArgumentError: one of them can't be stored
         """
-        values = {field.name: getattr(self, field.name) for field in _fields(self) if not _is_default(self, field)}
+        values = given_fields(self)
         for name, value in values.items():
             if callable(value):
                 raise ArgumentError(
@@ -170,6 +170,11 @@ def _unpacked(value: Any) -> Any:
         is_packed = _PACKED in value
         return _FROM_TEXT[value[_PACKED]](value["text"]) if is_packed else {k: _unpacked(v) for k, v in value.items()}
     return value
+
+
+def given_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that aren't as by default."""
+    return {field.name: getattr(value, field.name) for field in _fields(value) if not _is_default(value, field)}
 
 
 def _fields(value: Any) -> list[Field[Any]]:

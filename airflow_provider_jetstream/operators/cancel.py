@@ -21,12 +21,13 @@ from airflow_provider_jetstream.tasks.arguments import (
     parse_text,
 )
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors, origin_of
-from airflow_provider_jetstream.tasks.jobs import JobSource, require_jobs, resolve_jobs
+from airflow_provider_jetstream.tasks.jobs import JobSource, RenderedJobs, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import jinja2
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
@@ -97,6 +98,17 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
             require_jobs(self.jobs)
             if isinstance(jobs, list | tuple):
                 list(_ids_of(jobs))
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template field."""
+        rendered = super().render_template(content, context, jinja_env, seen_oids)
+        return RenderedJobs.wrap(rendered) if content is self.jobs else rendered
 
     def execute(self, context: Context) -> dict[str, int]:
         """Cancel the jobs.

@@ -17,7 +17,7 @@ from airflow.sdk.bases.decorator import get_unique_task_id, task_decorator_facto
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
-from airflow_provider_jetstream.hooks.connected_hook import require_no_event_loop
+from airflow_provider_jetstream.hooks.connected_hook import named_connection, require_no_event_loop
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.links.monitor import QueueLink
@@ -171,17 +171,18 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
     def _consume(self, context: Context, hook: JetStreamHook, queue: WorkQueue, wait: float) -> dict[str, Any]:
         require_no_event_loop()
         origin, bounds = origin_of(context), runtime.BoundedRun(self._limit(), wait)
-        name = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}"
+        name, settings = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}", hook.settings()
         worker = runtime.Worker(
             queue,
             self.consumer,
             self.rendered_handler(),
-            hook.settings(),
+            settings,
             name=name,
             batch=self._parsed_batch(),
             deadline=None,
         )
-        asyncio.run(self._run_worker(worker, bounds))
+        with named_connection(self.nats_conn_id, settings.servers):
+            asyncio.run(self._run_worker(worker, bounds))
         return bounds.as_json()
 
     async def _run_worker(self, worker: Worker, bounds: BoundedRun) -> None:

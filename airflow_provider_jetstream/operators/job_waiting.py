@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -45,6 +46,7 @@ from airflow_provider_jetstream.tasks.context import (
     json_result,
 )
 from airflow_provider_jetstream.tasks.job_reports import (
+    LoggedProgress,
     bounded_result,
     deferred_wait,
     job_reports,
@@ -74,6 +76,7 @@ COUNTS, JOBS = "counts", "jobs"
 _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
 _NAMED_RANGES = 5
+_LOGGED_HANDLE = 2_000
 
 
 class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
@@ -193,6 +196,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         """
         cursor, (report, advised), limits = handle.cursor, await handle.report(connection), self._limits()
         self._wait_began, self._job_count = time.monotonic(), len(report.awaited)
+        self._log_wait(handle, limits.timeout)
         limit = asyncio.timeout(limits.timeout.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
@@ -204,12 +208,13 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         hold = asyncio.create_task(self._hold(connection, cursor, report, limit))
         try:
             async with limit:
-                while not waiting.done():
-                    await asyncio.wait({waiting, kill}, return_when=asyncio.FIRST_COMPLETED)
-                    if kill.done():
-                        killed.clear()
-                        kill = asyncio.create_task(killed.wait())
-                        await self._cancel_jobs(connection, cursor, report)
+                with LoggedProgress(self.log, report):
+                    while not waiting.done():
+                        await asyncio.wait({waiting, kill}, return_when=asyncio.FIRST_COMPLETED)
+                        if kill.done():
+                            killed.clear()
+                            kill = asyncio.create_task(killed.wait())
+                            await self._cancel_jobs(connection, cursor, report)
                 ended = await waiting
         except TimeoutError:
             if not limit.expired():
@@ -235,6 +240,15 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
             for task in (waiting, kill, hold):
                 task.cancel()
             await asyncio.gather(waiting, kill, hold, return_exceptions=True)
+
+    def _log_wait(self, handle: JobsHandle, timeout: timedelta) -> None:
+        """Log what is awaited before the wait begins: a task that is killed leaves nothing but its log."""
+        text = json.dumps(handle.as_json())
+        known_by = f"the handle {text}" if len(text) <= _LOGGED_HANDLE else "a handle that is too long for this line"
+        self.log.info(
+            "Waiting for %d jobs of %s (%s) for %s at most; another task can wait for them by %s",
+            *(self._job_count, handle.cursor.queue, _named_sequences(handle.sequences), timeout, known_by),
+        )
 
     async def _hold(self, connection: Connection, cursor: Cursor, report: WaitReport, limit: asyncio.Timeout) -> None:
         """End the wait in this process when a trigger shall go on."""
@@ -333,6 +347,10 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         """
         if event is None:
             raise AirflowFailException("the trigger ended without an event; clear the task to go on waiting")
+        with fail_on_terminal_errors():
+            return self._resume(event)
+
+    def _resume(self, event: Mapping[str, Any]) -> TaskResult:
         summary, handle, hook = (
             dict(event["summary"]),
             runtime.JobsHandle.of(event["handle"]),
@@ -379,9 +397,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         found = f"that {queue} couldn't be read meanwhile: see whether the server was away"
         if missing is not None:
             count = sum(high - low + 1 for low, high in missing)
-            named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
-            more = ", …" if len(missing) > _NAMED_RANGES else ""
-            found = f"{count} of {queue} that did not (sequences {named}{more}): see whether workers take them"
+            found = f"{count} of {queue} that did not ({_named_sequences(missing)}): see whether workers take them"
         limit, argument = f"{self._limits().timeout}", "wait_timeout"
         if limited_by == EXECUTION_TIMEOUT:
             limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
@@ -393,6 +409,11 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         if self.retry_resumes_waiting:
             return error(f"{message}; a retry goes on waiting")
         return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
+
+
+def _named_sequences(ranges: Sequence[Sequence[int]]) -> str:
+    named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in ranges[:_NAMED_RANGES])
+    return f"sequences {named or 'none'}{', …' if len(ranges) > _NAMED_RANGES else ''}"
 
 
 def _is_last_try() -> bool:

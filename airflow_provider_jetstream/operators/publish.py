@@ -29,6 +29,7 @@ from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, js
 from airflow_provider_jetstream.tasks.job_reports import bounded_result
 from airflow_provider_jetstream.tasks.jobs import (
     JobSource,
+    RenderedJobs,
     check_known_jobs,
     check_min_completed,
     check_subject,
@@ -189,7 +190,6 @@ class JetStreamPublishOperator(JobWaitingOperator):
             self._check_rendered(jobs, context)
             report, ends = JetStreamHook(self.nats_conn_id).blocking(self._publish, queue, jobs, self._origin(context))
         summary = report.as_json()
-        self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
         if ends is None:
             self.note_work(summary)
             return json_result(bounded_result(summary))
@@ -205,12 +205,13 @@ class JetStreamPublishOperator(JobWaitingOperator):
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
         if event and event["status"] == "ended":
-            JetStreamHook(self.nats_conn_id).blocking(
-                self._close,
-                load_queue(self.work_queue, self),
-                self._origin(context),
-                over=bool(event["report"]["awaited"]),
-            )
+            with fail_on_terminal_errors():
+                JetStreamHook(self.nats_conn_id).blocking(
+                    self._close,
+                    load_queue(self.work_queue, self),
+                    self._origin(context),
+                    over=bool(event["report"]["awaited"]),
+                )
         return super().execute_complete(context, event)
 
     def on_kill(self) -> None:
@@ -237,13 +238,22 @@ class JetStreamPublishOperator(JobWaitingOperator):
             finally:
                 if self._killed and publication.report:
                     await self._end_publishing(connection, publication, publication.report)
+            ranges = report.awaited_ranges()
+            self._log_published(report, queue, ranges)
             if (cursor := publication.cursor) is None:
                 return report, None
-            handle = runtime.JobsHandle(cursor=cursor, sequences=report.awaited_ranges(), advised=report.advised)
+            handle = runtime.JobsHandle(cursor=cursor, sequences=ranges, advised=report.advised)
             ends = await self.wait_inline(connection, handle, publication.job_ids)
             if isinstance(ends, runtime.WaitReport):
                 await publication.close(over=bool(ends.awaited))
         return report, ends
+
+    def _log_published(self, report: PublishReport, queue: WorkQueue, ranges: Sequence[tuple[int, int]]) -> None:
+        """Log what is stored before a wait begins: a task that is killed leaves nothing but its log."""
+        where = f", from sequence {ranges[0][0]} to {ranges[-1][-1]}" if ranges else ""
+        self.log.info(
+            "%d jobs are stored in %s%s (%d were already)", report.stored, queue.name, where, report.duplicates
+        )
 
     async def _end_publishing(
         self, connection: Connection, publication: Publication, report: PublishReport
@@ -292,7 +302,8 @@ class JetStreamPublishOperator(JobWaitingOperator):
         """
         render = super().render_template
         if not isinstance(content, Job):
-            return render(content, context, jinja_env, seen_oids)
+            rendered = render(content, context, jinja_env, seen_oids)
+            return RenderedJobs.wrap(rendered) if content is self.jobs else rendered
         environment = jinja_env or self.get_template_env()
 
         def render_field(value: Any, field: str) -> Any:

@@ -287,8 +287,14 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         :raises AirflowFailException: more jobs died than tolerated, or waiting was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
-        if self.is_in_waves(event):
-            return self.execute(context)
+        with fail_on_terminal_errors():
+            if self.is_in_waves(event):
+                return self.execute(context)
+            event = self._finished_event(context, event)
+        return super().execute_complete(context, event)
+
+    def _finished_event(self, context: Context, event: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Record the end of the redrive whose jobs the trigger has awaited, and return the event with it."""
         self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
         if self.retry_resumes_waiting and event and event["status"] == "ended":
             finish = partial(
@@ -296,7 +302,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
             )
             end = JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
             event = event | {"summary": event["summary"] | end}
-        return super().execute_complete(context, event)
+        return event
 
     def on_kill(self) -> None:
         """Leave the letters that aren't begun where they are; called at any point of :meth:`execute`."""

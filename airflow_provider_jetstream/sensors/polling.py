@@ -119,8 +119,8 @@ class PollingSensor(NamedMissingValues, BaseSensorOperator):
             if limit is None or limit.total_seconds() >= self.timeout:
                 raise
             raise DeadlineError(
-                f"expected the sensor to succeed within its execution_timeout of {limit}, found that it hasn't: raise"
-                " execution_timeout, or see why the queue doesn't get there"
+                f"{DeadlineError.code} expected the sensor to succeed within its execution_timeout of {limit}, found"
+                " that it hasn't: raise execution_timeout, or see why the queue doesn't get there"
             ) from None
 
     def _defer(self) -> NoReturn:

@@ -256,7 +256,7 @@ def _advice(context: Mapping[str, Any]) -> str:
 
 @contextmanager
 def fail_on_terminal_errors() -> Iterator[None]:
-    """Turn terminal errors into failures that Airflow doesn't retry; transient ones pass through.
+    """Turn terminal errors into failures that Airflow doesn't retry; others pass through, with their code.
 
     :raises AirflowFailException: in place of a :class:`~airflow_provider_jetstream.jetstream.TerminalError`
     """
@@ -264,6 +264,11 @@ def fail_on_terminal_errors() -> Iterator[None]:
         yield
     except TerminalError as error:
         raise AirflowFailException(f"{error.code} {error}") from error
+    except JetStreamProviderError as error:
+        # In the error itself, whose traceback says where it comes from. Such blocks may be within each other.
+        if not str(error).startswith(error.code):
+            error.args = (f"{error.code} {error}", *error.args[1:])
+        raise
 
 
 def json_result(result: Mapping[str, Any]) -> dict[str, Any]:

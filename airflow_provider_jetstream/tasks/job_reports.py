@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow.sdk import get_current_context
 
@@ -12,7 +13,7 @@ from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.context import task_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
 TaskResult: TypeAlias = Any
@@ -28,7 +30,41 @@ JOB_REPORTS = "job_reports"
 _MAX_RANGES = {"sequences": 600, "extra": 200}
 _MAX_RANGES_OF_A_STATE = 100
 
+# Seconds between two lines in the log of a task that waits, and how many lines a second all waits of a process log.
+PROGRESS_SECONDS: Final = 60.0
+_LINES_A_SECOND: Final = 10.0
+
 log = logging.getLogger(__name__)
+
+
+class LoggedProgress:
+    """Logs now and then what has become of awaited jobs, in a ``with`` around the wait.
+
+    :param task_log: the log of the task
+    :param report: the state of the jobs, which changes meanwhile
+    :param waits: returns how many waits this process has
+    """
+
+    __slots__ = ("_log", "_report", "_timer", "_waits")
+
+    def __init__(self, task_log: Any, report: WaitReport, waits: Callable[[], int] = lambda: 1) -> None:
+        self._log = task_log
+        self._report = report
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        """Begin the wait."""
+        # A timer rather than a task: a triggerer has ten thousand waits.
+        seconds = max(PROGRESS_SECONDS, self._waits() / _LINES_A_SECOND)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._log_progress)
+
+    def __exit__(self, *_: object) -> None:
+        """End the wait."""
+        self._timer.cancel()
+
+    def _log_progress(self) -> None:
+        self._log.info("Waiting for jobs: %s", self._report.progress())
+        self.__enter__()
 
 
 async def job_reports(

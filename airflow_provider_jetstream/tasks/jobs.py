@@ -6,14 +6,17 @@ What can be said of jobs before any is sent is said of a list when the DAG is pa
 from __future__ import annotations
 
 import inspect
+from collections import UserList
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.queue.declaration import partition_subject, placeholder_problem
+from airflow_provider_jetstream.jetstream.task_values import given_fields, json_value
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent, is_templated, parse_count
 from airflow_provider_jetstream.tasks.context import require_run_values
@@ -26,7 +29,43 @@ if TYPE_CHECKING:
 
 # A template of the body may render to nothing: that is a body.
 _FREE_FIELDS = ("body", "headers")
+# How much Airflow shows of a field by default, and what stays free for the last line.
+_SHOWN_TEXT = 4096
+_RESERVE = 64
 _TEXTS = ("subject", "id", "advisory", "partition_key")
+
+
+class RenderedJobs(UserList[Any]):
+    """The jobs of a task after templating, in a form that Airflow shows as their author wrote them.
+
+    Airflow would show a job by what an XCom stores of it.
+    """
+
+    @classmethod
+    def wrap(cls, jobs: Any) -> Any:
+        """Wrap a list or a tuple; anything else stays as it is."""
+        return cls(jobs) if isinstance(jobs, list | tuple) else jobs
+
+    def serialize(self) -> list[Any]:
+        """Return the first jobs, as many as Airflow shows, and how many more there are."""
+        room = conf.getint("core", "max_templated_field_length", fallback=_SHOWN_TEXT) - _RESERVE
+        shown: list[Any] = []
+        for job in self:
+            written = _as_written(job)
+            room -= len(str(written)) + 2
+            if room < 0 and len(self) > 1:
+                return [*shown, f"… and {len(self) - len(shown)} more"]
+            shown.append(written)
+        return shown
+
+
+def _as_written(job: object) -> Any:
+    try:
+        if isinstance(job, Job):
+            return {name: json_value(value) for name, value in given_fields(job).items()}
+        return json_value(job)
+    except RecursionError:
+        return f"<{type(job).__name__} of too many levels>"
 
 
 class JobSource:
@@ -68,6 +107,8 @@ def resolve_jobs(argument: Any, context: Context) -> Iterable[object]:
     :raises JobError: it holds no jobs, or not each once in an order
     """
     jobs = argument.jobs(context) if isinstance(argument, JobSource) else argument
+    if isinstance(jobs, RenderedJobs):
+        jobs = jobs.data
     require_jobs(jobs)
     return cast("Iterable[object]", jobs)
 

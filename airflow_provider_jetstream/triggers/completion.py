@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledErr
 from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_mapping, check_text, check_times
+from airflow_provider_jetstream.tasks.job_reports import LoggedProgress
 from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS, WHY_KILLED, EarlyFireGuard, has_ended
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 _RETRY_SECONDS = 2.0
-_PROGRESS_SECONDS = 10.0
 # Jobs may have ended in time while no triggerer ran, so a trigger reads the streams even after its deadline.
 _MINIMUM_SECONDS = 5.0
 
@@ -89,7 +89,6 @@ class JobCompletionTrigger(BaseTrigger):
         # Of the jobs, once they are read: a million take longer than the other triggers should wait.
         self._report: WaitReport | None = None
         self._advised: Mapping[str, int] = self.handle.advised
-        self._logged_at = time.monotonic()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
@@ -161,20 +160,19 @@ class JobCompletionTrigger(BaseTrigger):
                     report, advised = await self._read_jobs(connection)
                     # Its modules are imported before what is allocated is left out of collections.
                     wait = runtime.wait
-                    with SHORT_COLLECTIONS:
+                    with SHORT_COLLECTIONS, LoggedProgress(self.log, report, SHORT_COLLECTIONS.waits):
                         await wait(
                             connection,
                             self.handle.cursor,
                             report,
                             policy=self.policy,
-                            progress=self._log_progress,
                             advised=advised,
                             **asdict(self.stall_policy),
                         )
             except (TransientError, ApiError) as error:
                 if isinstance(error, JobsStalledError):
                     raise
-                self.log.warning("Waiting for jobs was interrupted, trying again: %s", error)
+                self.log.warning("Waiting for jobs was interrupted, trying again: %s %s", error.code, error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
@@ -185,10 +183,3 @@ class JobCompletionTrigger(BaseTrigger):
             found, advised = await self.handle.report(connection)
             self._report, self._advised = self._report or found, advised
         return self._report, self._advised
-
-    def _log_progress(self, report: WaitReport) -> None:
-        if report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:
-            self._logged_at = time.monotonic()
-            self.log.info(
-                "%d completed, %d dead, %d to go", len(report.completed), len(report.dead), len(report.awaited)
-            )

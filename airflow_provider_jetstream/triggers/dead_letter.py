@@ -165,8 +165,10 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
                             yield TriggerEvent(payload)  # type: ignore[no-untyped-call]
                             store.keep(arrivals.reported)
                 except Exception as error:  # noqa: BLE001 - Airflow would recreate the watcher at once, and for ever
+                    code = getattr(error, "code", type(error).__name__)
                     self.log.warning(
-                        "The dead letters of %s can't be watched, trying again in %g s: %s", queue.name, pause, error
+                        "The dead letters of %s can't be watched, trying again in %g s: %s %s",
+                        *(queue.name, pause, code, error),
                     )
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

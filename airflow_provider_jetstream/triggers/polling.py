@@ -82,5 +82,5 @@ class PollingTrigger(BaseTrigger):
                 if result := await self.poll(hook):
                     return result
             except (TransientError, ApiError) as error:
-                self.log.warning("Polling the queue failed, trying again: %s", error)
+                self.log.warning("Polling the queue failed, trying again: %s %s", error.code, error)
             await asyncio.sleep(max(0.0, self.poll_interval - (time.monotonic() - started)))

@@ -63,7 +63,9 @@ class RedriveWaveTrigger(JobCompletionTrigger):
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     found = await runtime.read_redrive(connection, queue, self.redrive)
             except JetStreamProviderError as error:
-                self.log.warning("What people ask of the redrive %s couldn't be read: %s", self.redrive, error)
+                self.log.warning(
+                    "What people ask of the redrive %s couldn't be read: %s %s", self.redrive, error.code, error
+                )
                 continue
             if found.state != runtime.RedriveState.RUNNING:
                 self.log.info("The redrive %s is %s: %s", self.redrive, found.state.value, found.reason)

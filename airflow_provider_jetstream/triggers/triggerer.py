@@ -138,6 +138,10 @@ class ShortCollections:
         self._waits = 0
         self._freeze_at = 1
 
+    def waits(self) -> int:
+        """Return how many waits this process has."""
+        return self._waits
+
     def __enter__(self) -> None:
         """Begin a wait that has its modules and its connection."""
         self._waits += 1

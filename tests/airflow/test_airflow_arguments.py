@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow_steps import log_text, succeeded, task_states, wait_for
+import yaml
+from airflow_steps import QUEUES, log_text, succeeded, task_states, wait_for
 
 from testbed.dead_letters import stream_messages
 from testbed.face import stream_info
@@ -48,6 +49,31 @@ async def test_the_jobs_of_a_mapped_task_are_rendered_for_each_of_its_instances(
         b"ada 0",
         b"ada 1",
     ]
+
+
+def test_jobs_and_queues_are_shown_as_their_author_wrote_them(airflow: Airflow, run_id: str) -> None:
+    tasks = f"dags/argument_forms/dagRuns/{run_id}/taskInstances"
+    assert airflow.api("GET", f"{tasks}/in_jobs")["rendered_fields"]["jobs"] == [
+        {
+            "body": {"hello": "ada", "size": 42},
+            "subject": "arguments.in_jobs.ada",
+            "id": f"{run_id}-3",
+            "headers": {"Name": "ada"},
+        },
+        {"body": "as it is: {0}", "id": "plain"},
+    ]
+    assert airflow.api("GET", f"{tasks}/mapped/1")["rendered_fields"]["jobs"] == [{"body": "ada 1"}]
+    fields = airflow.api("GET", f"{tasks}/shown")["rendered_fields"]
+    assert fields["jobs"][:3] == [
+        {"body": "text", "subject": "arguments.shown"},
+        "bytes",
+        {"body": {"base64": "/w=="}},
+    ]
+    # Airflow cuts a text off that is too long; a list stays one.
+    assert fields["jobs"][-2] == "x" * 100
+    assert fields["jobs"][-1] == f"… and {1003 - len(fields['jobs']) + 1} more"
+    declared = yaml.safe_load((QUEUES / "arguments.yaml").read_text(encoding="utf-8"))
+    assert fields["work_queue"] == declared
 
 
 def test_the_limits_of_a_wait_and_of_a_sensor_may_be_templates(airflow: Airflow, run_id: str) -> None:

@@ -60,14 +60,14 @@ def test_jobs_are_awaited_in_other_tasks_and_in_another_dag(airflow: Airflow, se
 def test_the_execution_timeout_ends_a_deferred_wait(airflow: Airflow) -> None:
     wait_for_states(airflow, "endless", RUN, {"overdue": "failed"})
     assert (
-        "DeadlineError: expected every job to end within the execution_timeout of 0:00:10, found 3 of overdue that did"
-        " not (sequences 1-3): see whether workers take them, or raise execution_timeout"
+        "DeadlineError: JS202 expected every job to end within the execution_timeout of 0:00:10, found 3 of overdue"
+        " that did not (sequences 1-3): see whether workers take them, or raise execution_timeout"
     ) in log_text(airflow, "endless", RUN, "overdue")
 
 
 def test_the_execution_timeout_ends_a_deferred_sensor_and_lets_it_be_tried_again(airflow: Airflow) -> None:
     wait_for_states(airflow, "endless", RUN, {"overdue_sensor": "up_for_retry"})
-    assert "DeadlineError: expected the sensor to succeed within its execution_timeout of 0:00:10" in log_text(
+    assert "DeadlineError: JS202 expected the sensor to succeed within its execution_timeout of 0:00:10" in log_text(
         airflow, "endless", RUN, "overdue_sensor"
     )
 
@@ -75,7 +75,7 @@ def test_the_execution_timeout_ends_a_deferred_sensor_and_lets_it_be_tried_again
 def test_a_subject_that_no_consumer_takes_ends_the_wait_and_a_retry_goes_on(airflow: Airflow) -> None:
     wait_for_states(airflow, "endless", RUN, {"untaken": "up_for_retry"})
     log = log_text(airflow, "endless", RUN, "untaken")
-    assert "JobsStalledError: expected every awaited job of untaken to be delivered, found for 1 s that job" in log
+    assert "JobsStalledError: JS221 expected every awaited job of untaken to be delivered, found for 1 s that " in log
     assert "no consumer takes its subject untaken.nobody (consumers: worker)" in log
     assert "The jobs stay stored, so don't publish them again; a retry goes on waiting" in log
 

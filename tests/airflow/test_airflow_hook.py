@@ -12,12 +12,13 @@ from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import RedriveRequest, Selection
-from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError
+from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError, UnreachableError
+from testbed.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -75,6 +76,33 @@ async def test_awaitable_twins(settings: ConnectionSettings, name: str) -> None:
     assert (await hook.aaccount(queue)).ended == 1
     async with hook.shared() as first, hook.shared() as second:
         assert first is second
+
+
+def test_there_is_no_bare_connection_and_the_error_says_what_to_call() -> None:
+    with pytest.raises(NotImplementedError, match=r"found get_conn: .*call hook\.blocking\(function\)"):
+        JetStreamHook().get_conn()
+
+
+def test_a_request_of_ones_own_gets_the_open_connection() -> None:
+    async def account(connection: Connection) -> dict[str, Any]:
+        return await connection.api("INFO")
+
+    assert JetStreamHook().blocking(account)["type"] == "io.nats.jetstream.api.v1.account_info_response"
+
+
+async def test_an_error_about_the_connection_names_it_whoever_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = json.dumps({"conn_type": "nats", "host": LOOPBACK, "port": free_port(), "extra": {"timeout": 1}})
+    for conn_id in ("NATS_AWAY", "NATS_AWAY_TOO"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id}", fields)
+
+    async def error_of(conn_id: str) -> str:
+        with pytest.raises(UnreachableError) as caught:
+            await JetStreamHook(conn_id).aplan(queue_of("away"))
+        return str(caught.value)
+
+    texts = await asyncio.gather(error_of("nats_away"), error_of("nats_away_too"))
+    for conn_id, text in zip(("nats_away", "nats_away_too"), texts, strict=True):
+        assert text.startswith(f"connection {conn_id!r}: no NATS server reached at nats://{LOOPBACK}:")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -95,6 +96,9 @@ def test_a_task_is_mapped_over_the_reports_that_it_returns(airflow: Airflow) -> 
 def test_reports_that_are_too_many_for_an_xcom_are_parts_to_map_over(airflow: Airflow) -> None:
     assert sum(mapped_results(airflow, "count", 2)) == MANY
     document = airflow.xcom("job_reports", RUN, "reported_parts", "job_reports")
+    returned = airflow.xcom("job_reports", RUN, "reported_parts")
+    # As Airflow shows what isn't plain JSON.
+    assert "__classname__" not in json.dumps([document, returned])
     assert (document["jobs"], document["states"], len(document["parts"])) == (MANY, {"completed": MANY}, 2)
 
 

@@ -35,5 +35,7 @@ async def test_the_task_logs_each_warning_with_its_name_and_its_place_in_the_doc
     done = await asyncio.to_thread(operator.execute, cast("Any", {}))
     assert f"keep stream {name}" in done
     log = caplog.text + capsys.readouterr().out
+    # The declaration and the queue itself both show it.
+    assert log.count("[unbounded-archive, ") == 1
     for rule in ("duplicate-window", "short-ack-wait"):
         assert f"[{rule}, see {QueueWarning(rule, rule).rule}]" in log

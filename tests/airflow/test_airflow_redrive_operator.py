@@ -211,9 +211,9 @@ async def test_a_transform_that_fails_for_some_letters_does_not_stop_the_others(
     with pytest.raises(RedriveError) as raised:
         await run(queue, transform=repair)
     assert str(raised.value).startswith(
-        "2 dead letters were redriven, 2 stayed where they were: 2: the transform raised ArithmeticError: can't be"
-        " repaired; the letter is untouched; 3: expected the transform to return a Repair, or None for no change, found"
-        " dict; the letter is untouched;"
+        "JS211 2 dead letters were redriven, 2 stayed where they were: 2: the transform raised ArithmeticError: can't"
+        " be repaired; the letter is untouched; 3: expected the transform to return a Repair, or None for no change,"
+        " found dict; the letter is untouched;"
     )
     output = capsys.readouterr().out
     assert "Dead letter 2 stays where it is: the transform raised ArithmeticError" in output

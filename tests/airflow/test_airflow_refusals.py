@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
 # Task → a text in its log; {port} is that of the connection's server.
 TERMINAL = {
-    "nats_wrong_password": "JS102 nats://{host}:{port} refused the credentials: expected valid ones, found user and"
-    " password; check them",
+    "nats_wrong_password": "JS102 connection 'nats_wrong_password': nats://{host}:{port} refused the credentials:"
+    " expected valid ones, found user and password; check them",
     "nats_wrong_token": "refused the credentials: expected valid ones, found a token; check them",
-    "nats_without_jetstream": "JS104 expected JetStream, found a server or account without it: start nats-server with"
-    " -js",
-    "nats_without_tls": "JS103 expected a server that requires TLS, found one that talks plaintext; nothing was sent to"
-    " it",
+    "nats_without_jetstream": "JS104 connection 'nats_without_jetstream' (nats://{host}:{bare_port}): expected"
+    " JetStream, found a server or account without it: start nats-server with -js",
+    "nats_without_tls": "JS103 connection 'nats_without_tls' (tls://{host}:{port}): expected a server that requires"
+    " TLS, found one that talks plaintext; nothing was sent to it",
     "nats_secret_in_host": "JS101 connection 'nats_secret_in_host': expected addresses without credentials, found"
     " an @ in its host: give them as login and password, or as token",
     "nats_unknown_extra": "inbox_prefix, timeout, found tokn; remove or correct them",
-    "nats_two_ways": "found user and password and a token: keep one",
+    "nats_two_ways": "JS101 connection 'nats_two_ways': the NATS connection can't be used: settings:"
+    " expected one of user and password, a token, an nkey seed, credentials, found user and password and a token: keep"
+    " one",
     "overlapping_filters": "JS110 the declaration of work queue 'refusing' can't be used:\n  - the filters refusing.>"
     " (consumer all) and refusing.some (consumer some) overlap: in a work queue every job has one consumer; make them"
     " disjoint",
@@ -67,7 +69,8 @@ TERMINAL = {
     "redrive_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
 }
 TRANSIENT = {
-    "nats_unreachable": "UnreachableError: no NATS server reached at nats://{host}:{port}: ",
+    "nats_unreachable": "UnreachableError: JS201 connection 'nats_unreachable': no NATS server reached at"
+    " nats://{host}:{port}: ",
     # Airflow's own text: the connection may be defined before the retry.
     "nats_undefined": "The conn_id `nats_undefined` isn't defined",
 }
@@ -75,10 +78,10 @@ TRANSIENT = {
 
 @pytest.mark.parametrize("task_id", TERMINAL)
 def test_a_terminal_error_fails_the_task_without_a_retry(
-    airflow: Airflow, nats: NatsServer, refused: str, task_id: str
+    airflow: Airflow, nats: NatsServer, bare_nats: NatsServer, refused: str, task_id: str
 ) -> None:
     log = log_text(airflow, "refusing", refused, task_id)
-    assert TERMINAL[task_id].format(host=LOOPBACK, port=nats.port) in log
+    assert TERMINAL[task_id].format(host=LOOPBACK, port=nats.port, bare_port=bare_nats.port) in log
     assert "AirflowFailException" in log
     assert task_states(airflow, "refusing", refused)[task_id] == "failed"
 

@@ -70,7 +70,7 @@ async def test_a_wrong_password_fires_an_error_that_does_not_contain_it(
 ) -> None:
     event = await event_of(await completion_trigger(connection, queue, 1, nats_conn_id="nats_wrong_password"))
     assert event["status"] == "error"
-    assert event["message"].startswith("JS102 nats://")
+    assert event["message"].startswith("JS102 connection 'nats_wrong_password': nats://")
     assert not any(secret in json.dumps(event) for secret in secrets.all())
 
 

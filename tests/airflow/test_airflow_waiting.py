@@ -67,8 +67,8 @@ def test_a_timeout_names_the_missing_jobs_and_is_retried(airflow: Airflow, task_
     wait_for_states(airflow, "too_late", RUN, {task_id: "up_for_retry"})
     log = log_text(airflow, "too_late", RUN, task_id)
     assert (
-        f"DeadlineError: expected every job to end within 0:00:04, found 3 of {task_id} that did not (sequences 3-5):"
-        " see whether workers take them, or raise wait_timeout; a retry goes on waiting"
+        f"DeadlineError: JS202 expected every job to end within 0:00:04, found 3 of {task_id} that did not (sequences"
+        " 3-5): see whether workers take them, or raise wait_timeout; a retry goes on waiting"
     ) in log
     assert ("Pausing task as DEFERRED" in log) == (task_id == "late_deferred")
 
@@ -77,7 +77,7 @@ def test_a_retry_publishes_nothing_twice_and_resumes_waiting(airflow: Airflow, s
     airflow.trigger("full", run_id=RUN)
     wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"})
     log = log_text(airflow, "full", RUN, "full")
-    assert "PublishIncompleteError: 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be: " in log
+    assert "PublishIncompleteError: JS402 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be:" in log
     for index in (3, 4):
         assert re.search(rf"job {index} \(id [\w-]{{22}}\) is not stored: full is full \(max", log)
     processed = asyncio.run(process_jobs(settings, FULL, 3))

@@ -205,10 +205,10 @@ async def test_a_full_queue_is_reported_by_index_and_id_of_the_jobs_not_stored(
     with pytest.raises(PublishIncompleteError) as caught:
         report.raise_for_failures()
     assert caught.value.report is report
-    full = f"{name} is full (maximum messages exceeded): let workers or a redrive free space, or raise the limit, then"
+    full = f"{name} is full (maximum messages exceeded, error 10077): let workers or a redrive free space, or raise"
     assert str(caught.value).startswith(
         f"3 of 12 jobs are stored in {name} (sequences 1-3); 9 are not known to be: job 3 (id order-3) is not"
-        f" stored: {full} try again; job 4 (id order-4) is not stored: "
+        f" stored: {full} the limit, then try again; job 4 (id order-4) is not stored: "
     )
     assert str(caught.value).endswith("try again; and 4 more")
 
@@ -407,8 +407,8 @@ async def test_a_queue_that_stays_full_ends_the_call_with_the_jobs_not_stored(
     assert [failure.index for failure in report.failures] == list(range(3, 1_300))
     assert all(failure.certain and isinstance(failure.error, QueueFullError) for failure in report.failures)
     full = (
-        f"{name} is full (maximum messages exceeded) and stored nothing for 0.4 s: let workers or a redrive free space,"
-        " or raise the limit, then try again"
+        f"{name} is full (maximum messages exceeded, error 10077) and stored nothing for 0.4 s: let workers or a"
+        " redrive free space, or raise the limit, then try again"
     )
     assert str(report.failures[0].error) == full
     # Of so many jobs no more than a window is sent to a full queue.
@@ -448,7 +448,7 @@ async def test_a_limit_of_each_subject_is_waited_for_too(connection: NatsPyConne
 
 async def test_a_queue_without_room_is_not_waited_for_unless_asked(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=1, **FULL)
-    with pytest.raises(PublishIncompleteError, match=r"full \(maximum messages exceeded\): let workers"):
+    with pytest.raises(PublishIncompleteError, match=r"full \(maximum messages exceeded, error 10077\): let workers"):
         await publish(connection, queue, "ab", subject=f"{name}.jobs.a")
 
 
@@ -551,8 +551,14 @@ _ACCOUNT = (
 @pytest.mark.parametrize(
     ("server", "found"),
     [
-        (NatsServer(config=_ACCOUNT), "since its account may store no more (resource limits exceeded for account)"),
-        (NatsServer(jetstream_config=_LIMITS), "since its server may store no more (insufficient resources)"),
+        (
+            NatsServer(config=_ACCOUNT),
+            "its account may store no more (resource limits exceeded for account, error 10002)",
+        ),
+        (
+            NatsServer(jetstream_config=_LIMITS),
+            "its server may store no more (insufficient resources, error 10023)",
+        ),
     ],
     ids=["account", "server"],
 )
@@ -565,7 +571,7 @@ async def test_the_limits_of_account_and_server_are_waited_for(server: NatsServe
                 await publish(connection, queue, jobs, subject=subject)
             (failure, *_) = caught.value.report.failures
             assert isinstance(failure.error, QueueFullError)
-            assert str(failure.error).startswith(f"{name} can't store it, {found}: let workers or a redrive free space")
+            assert str(failure.error).startswith(f"{name} can't store it, since {found}: let workers or a redrive")
             stored = await stored_count(connection, name)
             publishing = asyncio.create_task(publish(connection, queue, jobs[:8], subject=subject, room_timeout=20))
             for message in await pull_jobs(connection, queue, 10):

@@ -86,7 +86,9 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
         if consumer["config"].get("durable_name") and "deliver_subject" not in consumer["config"]:
             found += _consumer_warnings(name, consumer, measured)
     found += _result_warnings(measured)
-    found += await _archive_warnings(connection, queue)
+    # The declaration may warn of it, too, and one warning is enough.
+    if not any(warning.name == "unbounded-archive" for warning in declared):
+        found += await _archive_warnings(connection, queue)
     if info["state"].get("num_subjects", 0) <= MAX_SUBJECTS:
         left_over = await count_left_over(connection, await inspect_consumers(connection, info))
         found += [QueueWarning("untaken-subjects", left_over.warning)] if left_over.warning else []

@@ -60,7 +60,9 @@ def job_error(refusal: ApiError) -> JetStreamProviderError:
     if refusal.err_code == _MESSAGE_TOO_LARGE:
         return too_large(f"max_msg_size of {stream}")
     if is_passing(refusal):
-        return UnreachableError(f"{stream} can't store it just now ({description}): try again")
+        return UnreachableError(
+            f"{stream} can't store it just now ({description}, error {refusal.err_code}): try again"
+        )
     return JobError(f"{stream} refused it: {description} (error {refusal.err_code})")
 
 
@@ -91,8 +93,8 @@ def full_text(refusal: ApiError, waited: str = "") -> str:
     """
     full = _FULL[refusal.err_code].format(stream=refusal.stream)
     return (
-        f"{full} ({refusal.description}){waited}: let workers or a redrive free space, or raise the"
-        " limit, then try again"
+        f"{full} ({refusal.description}, error {refusal.err_code}){waited}: let workers or a redrive free space, or"
+        " raise the limit, then try again"
     )
 
 

@@ -287,6 +287,17 @@ class WorkQueue(Stream):
         """Return the declaration as YAML, which :meth:`load` loads from a file as an equal one."""
         return yaml_text(self.as_values())
 
+    def serialize(self) -> dict[str, Any]:
+        """Return what Airflow shows of a queue that is an argument of a task: what its author wrote, as JSON."""
+        values = self.as_values()
+        # What consumers get by default is none of it.
+        plain = [
+            {field: value for field, value in consumer.items() if (field, value) != ("sample_freq", "100%")}
+            for consumer in values.get("consumers", ())
+        ]
+        shorter = values | {"consumers": plain}
+        return shorter if plain and WorkQueue.load(shorter) == self else values
+
     def as_values(self) -> dict[str, Any]:
         """Return the declaration as values of JSON, which :meth:`load` loads as an equal one."""
         # For type checkers it isn't the function that it is.

@@ -177,6 +177,19 @@ class WaitReport(TaskReport):
             self.unaccounted = _and(self.unaccounted, sequence)
         return True
 
+    def progress(self) -> str:
+        """Return how many jobs have ended in which way, and how many haven't, in words."""
+        ended = (
+            f"{len(found)} {state}"
+            for found, state in (
+                (self.completed, "completed"),
+                (self.dead, "dead"),
+                (self.cancelled, "cancelled"),
+                (self.unaccounted, "unaccounted for"),
+            )
+        )
+        return f"{', '.join(ended)}, {len(self.awaited)} to go"
+
     def note_copy(self, sequence: int, copy: int) -> None:
         """Note the new job of a redriven one, in the same stream."""
         self.copies = _with(self.copies, sequence, copy)

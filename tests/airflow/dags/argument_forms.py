@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, task
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream import Job
+from airflow_provider_jetstream.jetstream import Job, WorkQueue
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
@@ -52,6 +53,12 @@ with DAG("argument_forms", schedule=None, params=PARAMS) as rendered:
         subject="arguments.mapped",
         rate="{{ params.number }}",
     ).expand(jobs=[[Job("{{ params.name }} {{ ti.map_index }}")] for _ in range(2)])
+    shown = JetStreamPublishOperator(
+        task_id="shown",
+        work_queue=WorkQueue.load(Path(__file__).with_name("queues") / "arguments.yaml"),
+        jobs=[Job(b"text", subject="arguments.shown"), b"bytes", Job(b"\xff"), *(["x" * 100] * 1000)],
+        subject="arguments.shown",
+    )
     limits = publish(
         "limits",
         jobs=[],
@@ -69,7 +76,7 @@ with DAG("argument_forms", schedule=None, params=PARAMS) as rendered:
         poke_interval=1,
         soft_fail=True,
     )
-    provision >> [in_jobs, mapped, limits, letters, from_a_hook()]
+    provision >> [in_jobs, mapped, shown, limits, letters, from_a_hook()]
 
 with DAG("wrong_arguments", schedule=None, params=PARAMS, default_args={"retries": 3}) as wrong:
     waiting = {"wait_for_completion": True, "jobs": [b"one", b"two"]}
