@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import Lette
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from testbed import seams
-from testbed.face import summarise_dead_letters
+from testbed.face import stream_info, summarise_dead_letters
 from testbed.queues import eventually, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
@@ -107,12 +107,17 @@ async def test_a_wait_sees_deaths_that_nothing_reports(connection: NatsPyConnect
     assert (summary.dead, summary.ranges) == (1, [(1, 1)])
 
 
+async def _is_followed(connection: NatsPyConnection, stream: str) -> bool:
+    return bool((await stream_info(connection, stream))["state"]["consumer_count"])
+
+
 @pytest.mark.slow
 async def test_a_wait_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str, proofs: list[str]) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)
         waiting = wait(connection, queue)
         await eventually(lambda: proofs)
+        await eventually(lambda: _is_followed(connection, f"{name}-dead"))
         own_nats.restart()
         await eventually(lambda: connection.reconnects, within=30)
         await die(connection, queue)

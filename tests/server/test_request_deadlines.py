@@ -15,7 +15,7 @@ from testbed.certificates import make_tls
 from testbed.face import stream_info
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.queues import eventually, make_queue, publish_jobs, stored_count
+from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, stored_count
 from testbed.spark_face import BlockingConnection, NatsSocket
 from testbed.tcp_proxy import tcp_proxy
 
@@ -73,6 +73,41 @@ async def test_a_read_waits_until_the_connection_is_restored(nats: NatsServer, n
         await asyncio.sleep(0.3)
         proxy.mend()
         assert (await reading)["config"]["name"] == name
+
+
+@pytest.mark.slow
+async def test_a_read_is_repeated_once_the_connection_is_restored_and_a_change_is_not(
+    nats: NatsServer, name: str
+) -> None:
+    async with through_proxy(nats) as (proxy, connection):
+        queue = await make_queue(connection, name, jobs="ab")
+
+        async def lose(request: str) -> None:
+            proxy.pause_at(request.encode())
+            await proxy.found.wait()
+            proxy.cut()
+            proxy.drop()
+            proxy.mend()
+
+        reads = [("$JS.API.STREAM.INFO." + name, b""), (f"$JS.API.DIRECT.GET.{name}", b'{"seq":1}')] * 50
+        one, many, _ = await asyncio.gather(
+            stream_info(connection, name), connection.request_many(reads), lose("STREAM.INFO")
+        )
+        assert one["state"]["messages"] == 2
+        assert many[1::2] == [b"a"] * 50
+        assert {name.encode() in answer for answer in many[::2] if isinstance(answer, bytes)} == {True}
+        assert [answer for answer in many if not isinstance(answer, bytes)] == []
+        change = connection.request(f"$JS.API.STREAM.PURGE.{name}", time_limit=2)
+        with pytest.raises(DeadlineError, match=r"no answer on \$JS\.API\.STREAM\.PURGE"):
+            await asyncio.gather(change, lose("STREAM.PURGE"))
+        assert await stored_count(connection, name) == 2
+        assert connection.reconnects == 2
+        # A pull takes messages: one that is answered twice would take two.
+        pull = connection.request(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{CONSUMER}", time_limit=2)
+        with pytest.raises(DeadlineError):
+            await asyncio.gather(pull, lose("MSG.NEXT"))
+        (first, second) = await pull_jobs(connection, queue, 2)
+        assert (first.data, second.data) == (b"a", b"b")
 
 
 @pytest.mark.slow

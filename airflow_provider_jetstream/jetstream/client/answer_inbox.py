@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS
-from airflow_provider_jetstream.jetstream.client.unsent import changes_state
+from airflow_provider_jetstream.jetstream.client.unsent import changes_state, is_read
 from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -111,6 +111,20 @@ class AnswerInbox:
         if isinstance(answer, bytes):
             return answer
         raise answer
+
+    def repeat_reads(self) -> None:
+        """Send again what only reads and isn't answered yet: after a loss of the connection no answer comes any more.
+
+        The answer is as of a later moment, which is as good for whoever asked. What changes something isn't repeated:
+        whether the server has received it isn't known.
+        """
+        frames = []
+        for number, group in self._groups.items():
+            subject, payload = group.requests[group.missing[number]]
+            if not group.stores and is_read(subject):
+                frames.append(encode_message(encode_subject(subject), payload, b"", b"%b%d" % (self._prefix, number)))
+        if frames:
+            self._connection.write(b"".join(frames), len(frames))
 
     async def _request_some(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None, start: int

@@ -111,8 +111,9 @@ class Connection(Protocol):
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer.
 
-        While the connection is lost, the request waits for it. Once the time limit has passed, a request that changes
-        something isn't sent any more, nor is what is left of it in the buffers of this machine (:mod:`.unsent`).
+        While the connection is lost, the request waits for it; one that only reads is sent again if the connection is
+        lost before its answer. Once the time limit has passed, a request that changes something isn't sent any more,
+        nor is what is left of it in the buffers of this machine (:mod:`.unsent`).
 
         :param time_limit: seconds; the connection's own where absent
         :raises TransientError: no answer, no connection, or no responder on the subject just now

@@ -95,6 +95,7 @@ class NatsPyConnection(Connection):
         self.api_level = 0
         self._answers_prefix = session.settings.inbox_prefix
         self._answers = AnswerInbox(self)
+        session.on_restored = self._answers.repeat_reads
 
     def _note_report(self, error: Exception) -> None:
         self.last_error = error

@@ -270,6 +270,7 @@ class Session:
     :ivar on_client_message: gets messages to subscriptions of nats-py's client, whose numbers begin with
         :data:`CLIENT_SID`
     :ivar on_change: is called when the connection is there, lost or closed
+    :ivar on_restored: is called when a lost connection is there again, with all its subscriptions
     """
 
     def __init__(self, settings: ConnectionSettings, renew: RenewSettings | None = None) -> None:
@@ -286,6 +287,7 @@ class Session:
         self.on_report: Callable[[Exception], None] = lambda _: None
         self.on_client_message: Callable[[bytes, bytes, bytes, bytes | None, bytes], None] = lambda *_: None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_restored: Callable[[], None] = lambda: None
         self._renew = renew
         self._servers: list[_Server] = _addresses(settings)
         self._last_words: Exception | None = None
@@ -468,6 +470,7 @@ class Session:
                     self.outage.record(error)
                 else:
                     self.reconnects += 1
+                    self.on_restored()
                     return
             await self._pause()
 

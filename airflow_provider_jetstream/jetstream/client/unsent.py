@@ -35,6 +35,14 @@ def changes_state(subject: str) -> bool:
     return _READS.match(subject) is None
 
 
+def is_read(subject: str) -> bool:
+    """Return whether a request reads what is stored: it may be sent twice. A pull takes messages, and isn't one.
+
+    :param subject: the whole subject of the request
+    """
+    return not changes_state(subject) and ".CONSUMER.MSG.NEXT." not in subject
+
+
 def limit_send_time(connected: socket.socket | TransportSocket, seconds: float) -> None:
     """Make the operating system give a connection up whose bytes aren't acknowledged in time.
 
