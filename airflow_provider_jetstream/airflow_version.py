@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -12,14 +14,18 @@ MINIMUM_AIRFLOW = (3, 1)
 _DISTRIBUTIONS = ("apache-airflow-core", "apache-airflow")
 
 
+@cache
 def require_airflow() -> None:
     """Refuse to import a skin where Airflow is missing or too old.
 
     :raises ModuleNotFoundError: its ``name`` is ``airflow``
     """
-    if find_spec("airflow") is None:
-        raise _unusable("none")
-    version = _installed_version()
+    # Where Airflow parses a DAG file, it is imported already, and says itself which version it is.
+    version = getattr(sys.modules.get("airflow"), "__version__", None)
+    if version is None:
+        if find_spec("airflow") is None:
+            raise _unusable("none")
+        version = _installed_version()
     # A source tree without a distribution is taken as new enough.
     if version is not None and tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMUM_AIRFLOW:
         raise _unusable(version)

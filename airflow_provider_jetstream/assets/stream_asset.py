@@ -16,7 +16,7 @@ from airflow.sdk import Asset
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
-from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.context import json_result
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 
@@ -123,7 +123,7 @@ def dead_letter_asset(
     :param arguments: further arguments of the asset, such as ``watchers``
     :raises QueueDeclarationError: the queue declares no dead letter queue
     """
-    return _asset(require_dead_letters(load_queue(work_queue)).name, nats_conn_id, None, name, arguments)
+    return _asset(runtime.require_dead_letters(load_queue(work_queue)).name, nats_conn_id, None, name, arguments)
 
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:

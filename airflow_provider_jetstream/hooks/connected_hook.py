@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -157,10 +156,10 @@ async def renewed_settings(conn_id: str) -> ConnectionSettings:
     return await cache.get(conn_id)
 
 
-@dataclass(slots=True)
 class _Cache:
-    lookups: dict[str, asyncio.Task[ConnectionSettings]] = field(default_factory=dict)
-    settings: dict[str, tuple[float, ConnectionSettings]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.lookups: dict[str, asyncio.Task[ConnectionSettings]] = {}
+        self.settings: dict[str, tuple[float, ConnectionSettings]] = {}
 
     async def get(self, conn_id: str) -> ConnectionSettings:
         read_at, settings = self.settings.get(conn_id, (0.0, None))

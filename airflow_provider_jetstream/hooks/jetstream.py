@@ -13,8 +13,6 @@ from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook, await
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, group_fields
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
@@ -68,7 +66,7 @@ def publication_limits(
     """
     require_jobs(jobs)
     check_subject(subject)
-    if origin is not None and not isinstance(origin, Origin):
+    if origin is not None and not isinstance(origin, runtime.Origin):
         raise ArgumentError(f"expected an Origin as origin, found {origin!r}: leave it out in a task")
     jobs_a_second = parse_number("rate", rate, float, JobError)
     runtime.check_rate(jobs_a_second)
@@ -140,6 +138,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
@@ -212,7 +211,7 @@ class JetStreamHook(ConnectedHook):
         return call(
             runtime.check_drained,
             load_queue(queue),
-            chosen_consumers(consumers),
+            runtime.chosen_consumers(consumers),
             nothing_dead=flag("nothing_dead", nothing_dead),
         )
 

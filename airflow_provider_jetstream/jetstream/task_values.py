@@ -7,6 +7,7 @@ such as a job, comes back as an equal one. What it stores consists of JSON's typ
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
@@ -14,9 +15,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from importlib import import_module
 from types import NoneType
 from typing import Any, ClassVar, Final, Self
-from zoneinfo import ZoneInfo
 
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_duration
@@ -116,13 +117,12 @@ _TO_TEXT: Final[tuple[tuple[type, str, Callable[[Any], str]], ...]] = (
     (bytes, "base64", lambda value: b64encode(value).decode()),
     (datetime, "time", lambda value: value.isoformat()),
     (timedelta, "microseconds", lambda value: str(parse_duration(value) // 1_000)),
-    (ZoneInfo, "zone", lambda value: value.key),
 )
 _FROM_TEXT: Final[Mapping[str, Callable[[Any], Any]]] = {
     "base64": b64decode,
     "time": datetime.fromisoformat,
     "microseconds": lambda text: timedelta(microseconds=int(text)),
-    "zone": ZoneInfo,
+    "zone": lambda name: import_module("zoneinfo").ZoneInfo(name),
     "json": json.loads,
     "value": lambda value: value,
 }
@@ -158,6 +158,10 @@ def _packed(value: Any) -> Any:
     for kind, name, to_text in _TO_TEXT:
         if isinstance(value, kind):
             return {_PACKED: name, "text": to_text(value)}
+    # By its module: importing that takes as long as the rest of this one, and few values are time zones.
+    zones: Any = sys.modules.get("zoneinfo")
+    if zones and isinstance(value, zones.ZoneInfo):
+        return {_PACKED: "zone", "text": value.key}
     if isinstance(value, Mapping):
         return {name: _packed(item) for name, item in value.items()}
     return type(value)(map(_packed, value)) if type(value) in (list, tuple) else value

@@ -9,7 +9,6 @@ from airflow.sdk import BaseOperator
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.queue.work_queue import events_stream
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
@@ -79,7 +78,7 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
         check_text(nats_conn_id=nats_conn_id)
         check_optional_text(why=why)
         if queue := declared_queue(work_queue, self):
-            events_stream(queue)
+            runtime.events_stream(queue)
         named = {"job_ids": job_ids, "jobs": jobs, "sequences": sequences}
         given = [name for name, value in named.items() if value is not None]
         if len(given) != 1:
@@ -121,7 +120,7 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)
             if self._named_by == "sequences":
-                events, sequences = events_stream(queue), parse_sequences(self.sequences)
+                events, sequences = runtime.events_stream(queue), parse_sequences(self.sequences)
                 count = hook.blocking(runtime.cancel_stored, queue.name, events, sequences, why, by)
                 self.log.info("%d of %d jobs of %s are still stored, and cancelled", count, len(sequences), queue.name)
                 return {"cancelled": count, "schedules": 0}

@@ -9,7 +9,6 @@ from airflow.sdk import XComArg
 from airflow_provider_jetstream.assets.stream_asset import StreamUse
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, TransientError
-from airflow_provider_jetstream.jetstream.origin import checked_key
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
@@ -337,4 +336,4 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if not self._has_idempotency_key:
             return None
         key: object = self.idempotency_key
-        return checked_key(str(key) if type(key) is int else key)
+        return runtime.checked_key(str(key) if type(key) is int else key)

@@ -11,9 +11,9 @@ from airflow.sdk import BaseOperator
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.links.monitor import DeadLetterReportLink, QueueLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     check_optional_text,
     check_text,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
@@ -98,7 +99,7 @@ class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOper
         self.work_queue = work_queue
         self.directory = directory
         self.page_directory = page_directory
-        self.select = selection_as_json(select) if isinstance(select, Selection) else select
+        self.select = selection_as_json(select) if isinstance(select, runtime.Selection) else select
         self.served_at = served_at
         self.nats_conn_id = nats_conn_id
         self.spark_conn_id = spark_conn_id

@@ -9,7 +9,6 @@ from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks import runtime
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
@@ -86,7 +86,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.select = selection_as_json(select) if isinstance(select, Selection) else select
+        self.select = selection_as_json(select) if isinstance(select, runtime.Selection) else select
         self.min_count = min_count
         self.older_than = older_than
         self.group_by = group_fields(group_by)

@@ -8,8 +8,8 @@ from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
-from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, is_absent, is_templated, parse_list
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
@@ -91,4 +91,4 @@ class JetStreamQueueDrainedSensor(PollingSensor):
         if not self._is_selective:
             return None
         # A template that renders to nothing must not select all consumers.
-        return chosen_consumers([] if is_absent(self.consumers) else parse_list(self.consumers))
+        return runtime.chosen_consumers([] if is_absent(self.consumers) else parse_list(self.consumers))

@@ -16,7 +16,6 @@ from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JetStreamProviderError,
@@ -28,11 +27,14 @@ from airflow_provider_jetstream.jetstream.function_problem import function_probl
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL, RECONCILE_SECONDS, StallPolicy, WaitPolicy
+from airflow_provider_jetstream.tasks import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from airflow.sdk import BaseOperator
+
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 
 _Number = TypeVar("_Number", int, float)
 
@@ -191,7 +193,7 @@ def parse_selection(select: object, sequences: object = None) -> Selection:
         fields["sequences"] = parse_sequences(fields["sequences"])
     if isinstance(reasons := fields.get("reasons"), str):
         fields["reasons"] = _literal(reasons) if reasons.lstrip().startswith(("[", "(", "{")) else [reasons]
-    return Selection.of(fields)
+    return runtime.Selection.of(fields)
 
 
 def parse_sequences(value: object) -> list[int]:
@@ -233,7 +235,7 @@ def _rendered_nothing(expected: str, name: str, value: object) -> ArgumentError:
 def _fields(select: object) -> dict[str, Any]:
     if select is None:
         return {}
-    if isinstance(select, Selection):
+    if isinstance(select, runtime.Selection):
         return selection_as_json(select)
     fields = _literal(select) if isinstance(select, str) else select
     if not isinstance(fields, Mapping):

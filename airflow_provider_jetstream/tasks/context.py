@@ -19,13 +19,15 @@ from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, JobError, TerminalError
-from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
+from airflow_provider_jetstream.tasks import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     import jinja2
     from airflow.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
 
 
 def origin_of(context: Context, idempotency_key: str | None = None, operation: str | None = None) -> Origin:
@@ -41,7 +43,7 @@ def origin_of(context: Context, idempotency_key: str | None = None, operation: s
             "expected a task's context with its task instance as ti, found none: run the task with dag.test(), or give"
             " execute a context whose ti has dag_id, run_id, task_id, map_index and try_number"
         )
-    return Origin(
+    return runtime.Origin(
         instance.dag_id,
         instance.run_id,
         instance.task_id,
@@ -58,7 +60,7 @@ def _task_try(context: Context) -> TaskTry:
     started = getattr(run, "start_date", None)
     try_id = _uuid_text(getattr(instance, "id", None))
     version = getattr(instance, "dag_version_id", None)
-    return TaskTry(
+    return runtime.TaskTry(
         run_started=started.astimezone(UTC).isoformat() if isinstance(started, datetime) else None,
         clear_number=_number(getattr(run, "clear_number", None)),
         number=_number(getattr(instance, "try_number", None)),

@@ -15,7 +15,6 @@ from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.queue.declaration import partition_subject, placeholder_problem
 from airflow_provider_jetstream.jetstream.task_values import given_fields, json_value
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent, is_templated, parse_count
@@ -80,9 +79,9 @@ class JobSource:
 
     def __repr__(self) -> str:
         named = self._source if callable(self._source) else type(self._source)
-        return (
-            f"<jobs of {getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(named).__qualname__)}>"
-        )
+        # Without its module: Airflow names that of a DAG's file after the file's path, which another machine, or
+        # another version of a git bundle, has elsewhere.
+        return f"<jobs of {getattr(named, '__qualname__', type(named).__qualname__)}>"
 
     @classmethod
     def wrap(cls, jobs: Any) -> Any:
@@ -244,13 +243,13 @@ def check_subject(subject: object, queue: WorkQueue | None = None) -> None:
         return
     if not isinstance(subject, str) or not subject.strip():
         raise ArgumentError(f"expected text as subject, found {subject!r}: correct it")
-    problem = placeholder_problem(subject) if "{" in subject or "}" in subject else None
-    if problem := problem or subject_problem(partition_subject(subject, 0), wildcards=False):
+    problem = runtime.placeholder_problem(subject) if "{" in subject or "}" in subject else None
+    if problem := problem or subject_problem(runtime.partition_subject(subject, 0), wildcards=False):
         raise ArgumentError(f"expected the subject of a job as subject, found {subject!r}: {problem}; correct it")
     if queue is None:
         return
     captured = queue.subjects
-    if not covered_by_any(captured, partition_subject(subject, 0)):
+    if not covered_by_any(captured, runtime.partition_subject(subject, 0)):
         raise ArgumentError(
             f"expected a subject of {queue.name} ({', '.join(captured)}) as subject, found {subject!r}: choose one of"
             " them, or add this one to the declaration"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue, require_dead_letters
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent, is_templated
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
 def load_queue(
@@ -33,13 +33,13 @@ def load_queue(
     :param file: the DAG's file, where it is known
     :raises QueueDeclarationError: there is no such file, or its declaration can't be used
     """
-    if is_absent(source) or not isinstance(source, WorkQueue | Mapping | str | Path):
+    if is_absent(source) or not isinstance(source, runtime.WorkQueue | Mapping | str | Path):
         raise QueueDeclarationError(
             "?", [f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found {source!r}"]
         )
     if isinstance(source, str | Path):
-        return WorkQueue.load(_queue_file(source, file or dag_file(operator)))
-    return WorkQueue.load(source)
+        return runtime.WorkQueue.load(_queue_file(source, file or dag_file(operator)))
+    return runtime.WorkQueue.load(source)
 
 
 def declared_queue(source: Any, operator: Any = None, name: str = "work_queue") -> WorkQueue | None:
@@ -75,7 +75,7 @@ def require_dead_letter_queue(queue: WorkQueue | None) -> None:
     :raises QueueDeclarationError: the queue declares no dead letter queue
     """
     if queue is not None:
-        require_dead_letters(queue)
+        runtime.require_dead_letters(queue)
 
 
 def dag_file(operator: Any = None) -> Path | None:

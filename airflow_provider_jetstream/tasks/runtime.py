@@ -30,13 +30,21 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
     from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
     from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
+    from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry, checked_key
     from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
     from airflow_provider_jetstream.jetstream.publication import Publication, publish_with_handle
     from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
     from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
     from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
+    from airflow_provider_jetstream.jetstream.queue.declaration import partition_subject, placeholder_problem
     from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
     from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
+    from airflow_provider_jetstream.jetstream.queue.work_queue import (
+        WorkQueue,
+        chosen_consumers,
+        events_stream,
+        require_dead_letters,
+    )
     from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
     from airflow_provider_jetstream.jetstream.redrive.preview import preview
     from airflow_provider_jetstream.jetstream.redrive.redrive import (
@@ -92,6 +100,7 @@ __all__ = [
     "JobIds",
     "JobReportSource",
     "JobsHandle",
+    "Origin",
     "PreparedJobs",
     "Publication",
     "RedriveOutcomes",
@@ -99,7 +108,9 @@ __all__ = [
     "RedriveState",
     "Selection",
     "SizeLimit",
+    "TaskTry",
     "WaitReport",
+    "WorkQueue",
     "Worker",
     "account_for_jobs",
     "advance_gates",
@@ -110,6 +121,8 @@ __all__ = [
     "cancel_stored",
     "check_drained",
     "check_rate",
+    "checked_key",
+    "chosen_consumers",
     "collect_job_reports",
     "connect",
     "connection_options",
@@ -118,10 +131,13 @@ __all__ = [
     "count_job_reports",
     "diagnose_dead_letters",
     "discover_queue",
+    "events_stream",
     "find_dead_letters",
     "finish_run",
     "has_ended",
     "list_streams",
+    "partition_subject",
+    "placeholder_problem",
     "plain_job_reports",
     "plan",
     "preview",
@@ -132,6 +148,7 @@ __all__ = [
     "read_redrive",
     "redrive_dead_letters",
     "refuse_schedule",
+    "require_dead_letters",
     "require_pyspark",
     "running_warnings",
     "send_dead_letter_metrics",
@@ -175,10 +192,13 @@ __getattr__ = lazy_exports(
         "jetstream.inspection.drained": ["check_drained"],
         "jetstream.inspection.running_lint": ["running_warnings"],
         "jetstream.inspection.waiting_messages": ["wait_for_messages"],
+        "jetstream.origin": ["Origin", "TaskTry", "checked_key"],
         "jetstream.provisioning.apply": ["plan", "provision"],
         "jetstream.publication": ["Publication", "publish_with_handle"],
         "jetstream.publishing.report": ["sequence_ranges"],
+        "jetstream.queue.declaration": ["partition_subject", "placeholder_problem"],
         "jetstream.queue.discovery": ["discover_queue"],
+        "jetstream.queue.work_queue": ["WorkQueue", "chosen_consumers", "events_stream", "require_dead_letters"],
         "jetstream.redrive.operation": ["finish_run"],
         "jetstream.redrive.preview": ["preview"],
         "jetstream.redrive.redrive": ["advance_gates", "advance_redrive", "redrive_dead_letters"],

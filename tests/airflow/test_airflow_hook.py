@@ -17,8 +17,12 @@ from testbed.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
+    from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -147,3 +151,16 @@ async def test_a_connection_that_cannot_be_used_is_explained(
         await JetStreamHook("nats_bad").asettings()
     assert message in str(raised.value)
     assert "sec" not in str(raised.value)
+
+
+async def test_a_connection_of_a_secrets_backend_is_used(
+    nats: NatsServer, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = tmp_path / "connections.json"
+    kept = {"conn_type": "nats", "host": LOOPBACK, "port": nats.port, "login": "airflow", "password": secrets.password}
+    file.write_text(json.dumps({"nats_kept_elsewhere": kept}))
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND", "airflow.secrets.local_filesystem.LocalFilesystemBackend")
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND_KWARGS", json.dumps({"connections_file_path": str(file)}))
+    hook = JetStreamHook("nats_kept_elsewhere")
+    assert len((await hook.aprovision(queue_of(name))).changes) == 6
+    assert (await asyncio.to_thread(hook.publish, ["job"], subject=f"{name}.a")).stored == 1

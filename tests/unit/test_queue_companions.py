@@ -161,7 +161,7 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_has_the_fea
             {"archive": {"subjects": ["archive.q.>", "audit.>"]}},
             "subject audit.q.> of stream q-audit overlaps audit.> of q-archive: the server allows one stream per",
         ),
-        ({"archive": {"retention": "limits"}}, "archive: retention: no such field"),
+        ({"archive": {"retention": "limits"}}, "archive.retention: no such field"),
         ({"archive": 5}, "archive: Input should be a valid dictionary"),
         (
             {"atomic_redrive": True},

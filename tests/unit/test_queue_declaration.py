@@ -132,7 +132,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "misspelt field of a consumer": (
         _consumer(ackwait="30s"),
-        "consumers.0: ackwait: no such field: check its spelling, it is JetStream's own name",
+        "consumers.0.ackwait: no such field: check its spelling, it is JetStream's own name",
     ),
     "queue name with a dot": (
         _with(name="q.1", subjects=["q.>"]),
@@ -200,7 +200,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bare seconds": (
         _consumer(ack_wait=30),
         (
-            "consumers.0: ack_wait: a bare number is nanoseconds, as in JetStream's own configuration, and 30 ns is"
+            "consumers.0.ack_wait: a bare number is nanoseconds, as in JetStream's own configuration, and 30 ns is"
             ' shorter than any limit: write "30s" for seconds'
         ),
     ),

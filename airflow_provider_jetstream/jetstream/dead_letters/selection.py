@@ -42,7 +42,8 @@ class Selection(BaseModel):
     :raises SelectionError: a field is unknown or has an invalid value
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built when the first one is made: importing this is most of what a DAG file pays that names no such model.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def __init__(self, *unnamed: object, **values: Any) -> None:
         if unnamed:

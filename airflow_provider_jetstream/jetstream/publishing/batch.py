@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_numbered, encode_subject
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, URL_SAFE
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, body_field
@@ -119,6 +118,9 @@ class Batch:
 
         :param first: the index of the first job; a job's index ends the subject for its answer
         """
+        # Only who sends needs it: jobs are checked when a DAG is parsed, too.
+        from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_numbered, encode_subject
+
         subject, block = encode_subject(self.subject), self._block(b"%b")
         if self.single:
             return encode_message(subject, self.bodies[0], block, b"%b%d" % (reply_prefix, first))

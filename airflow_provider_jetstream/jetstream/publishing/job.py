@@ -21,13 +21,14 @@ from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, REDRIVE_COUNT
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
-from airflow_provider_jetstream.jetstream.origin import ShortDigests
 from airflow_provider_jetstream.jetstream.task_values import TaskValue, packed_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime, timedelta
     from zoneinfo import ZoneInfo
+
+    from airflow_provider_jetstream.jetstream.origin import ShortDigests
 
 JobIdSource: TypeAlias = "str | Callable[[Any], object]"
 
@@ -272,6 +273,9 @@ def other_redrive_id(message_id: str) -> str:
 
 @lru_cache(maxsize=16)
 def _digests(stream: str) -> ShortDigests:
+    # Only redrives need it, and DAG files import jobs.
+    from airflow_provider_jetstream.jetstream.origin import ShortDigests
+
     return ShortDigests(stream)
 
 

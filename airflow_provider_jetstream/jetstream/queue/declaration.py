@@ -234,7 +234,8 @@ class Declaration(BaseModel):
     :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built when the first one is made: importing this is most of what a DAG file pays that names no such model.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: ClassVar[str] = "work queue"
 
@@ -249,6 +250,10 @@ class Declaration(BaseModel):
             name = values.get("name", "?")
             shown = name if isinstance(name, str) else shown_value(name)
             raise QueueDeclarationError(shown, _problem_texts(error), self.kind) from None
+
+    # As of a function of pydantic's own: the consumers and companions of a queue are then validated with it, by one
+    # validator, and not by one for each class.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return the declared fields; one that isn't declared keeps its value on the server, so none is added.
