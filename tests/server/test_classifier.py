@@ -26,6 +26,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
 from testbed import seams
 from testbed.face import Headers, LetterRecord, consumer_info, open_audit, stream_info
+from testbed.nats_cluster import NatsCluster
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -445,24 +446,24 @@ async def test_copies_of_an_earlier_stream_do_not_become_part_of_a_letter(
     assert summary(findings)[1] == {2: Status.STALE}
 
 
+async def requeued(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> LetterRecord:
+    return LetterRecord(
+        stream=queue.name,
+        created=(await stream_info(connection, queue.name))["created"],
+        sequence=sequence,
+        action="requeued",
+        subject=f"{queue.name}.jobs.plain",
+        reason="max_deliveries",
+        fingerprint="",
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, dead="ab")
-    created = (await stream_info(connection, name))["created"]
     audit = await open_audit(connection, queue)
-    records = [
-        LetterRecord(
-            stream=name,
-            created=created,
-            sequence=sequence,
-            action="requeued",
-            subject=f"{name}.jobs.plain",
-            reason="max_deliveries",
-            fingerprint="",
-        )
-        for sequence in (1, 2)
-    ]
+    records = [await requeued(connection, queue, sequence) for sequence in (1, 2)]
     assert await audit.write(records) == [None, None]
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
     alive = {1: Status.STALE, 2: Status.STALE}
@@ -475,6 +476,31 @@ async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connectio
     findings = await find_dead_letters(connection, queue)
     assert summary(findings) == ([1], {2: Status.REDRIVEN})
     assert findings.letters[0].death.explanation == "again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_full", [False, True], ids=["its termination is stored", "the dead letter queue is full"])
+async def test_a_copy_that_another_servers_clock_dates_before_the_requeue_in_place_is_kept(*, is_full: bool) -> None:
+    with NatsCluster() as cluster:
+        async with connect(connection_settings({"servers": cluster.urls, "timeout": 5})) as connection:
+            queue = await make_queue(connection, "orders", archive=False, jobs=["kept"])
+            (message,) = await pull_jobs(connection, queue, 1)
+            # One clock: so is the order of their times where that of the dead letter queue's server is behind.
+            await store_record(connection, queue, 1)
+            assert await (await open_audit(connection, queue)).write([await requeued(connection, queue, 1)]) == [None]
+            if is_full:
+                config = (await stream_info(connection, "orders-dead"))["config"]
+                await connection.api("STREAM.UPDATE.orders-dead", config | {"max_msgs": 1, "discard": "new"})
+            await connection.request(message.reply, b"+TERM again")
+            selection = Selection(sequences=frozenset({1}), unaccounted=True)
+            if is_full:
+                assert await one_dismissed(connection, queue) == Status.UNACCOUNTED
+                # Nor does a redrive of all remove it.
+                assert (await redrive_dead_letters(connection, queue)).done == 0
+            else:
+                await entries(connection, queue, 2)
+                selection = Selection()
+            assert (await one_letter(connection, queue, selection)).body == b"kept"
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ _UNKNOWN_AGE = timedelta(hours=1)
 _NO_WAIT: Final = timedelta()
 # The status of a gone job without an entry that counts, by the audit's last action; redriven for any other action.
 _AUDITED = {"handled": Status.HANDLED, "discarded": Status.DISCARDED, "": Status.UNCERTAIN}
+_OF_TERMINATED = frozenset({EntryKind.TERMINATION, EntryKind.COPY})
 _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
 
 
@@ -664,9 +665,9 @@ def _valid_entries(entries: Sequence[Entry], since: datetime) -> list[Entry]:
 def _is_later_death(case: _Case, entry: Entry, record: LetterRecord) -> bool:
     """Return whether an entry is about what became of a job after the audit's last record of it."""
     at = record.at
-    if record.in_place and entry.kind == EntryKind.TERMINATION and ServerTimes.of(case.snapshot).clustered:
-        # What is terminated leaves the queue, and the job was stored when it was requeued: the clock of the queue's
-        # server is behind that of the audit's.
+    if record.in_place and entry.kind in _OF_TERMINATED and ServerTimes.of(case.snapshot).clustered:
+        # What is terminated leaves the queue, and the job was stored when it was requeued: the clock of the server that
+        # stored the entry is behind that of the audit's. A worker's copy is kept, since no other may be left.
         at -= CLOCK_SKEW
     return record.leaves_job and entry.recorded_at >= at
 
