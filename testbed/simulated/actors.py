@@ -11,12 +11,14 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_jetstream.jetstream import (
     JobsHandle,
     Origin,
     Protocol,
+    Reason,
     RedriveRequest,
     Selection,
     WaitPolicy,
@@ -39,6 +41,7 @@ from testbed.simulated.streams import header
 if TYPE_CHECKING:
     import random
 
+    from airflow_provider_jetstream.jetstream import JobAccount
     from testbed.simulated.connection import SimulatedConnection
     from testbed.simulated.stage import Stage
 
@@ -52,6 +55,16 @@ _LATE: Final = 15.0
 _MOMENT: Final = 5.0
 _CANCELS: Final = 0.5
 _WAVES: Final = 0.3
+_UNDOES: Final = 0.4
+_KILLED: Final = 0.5
+_MOST_CHANGES: Final = 6
+_TIDIED: Final = (
+    Selection(),
+    Selection(),
+    Selection(reasons=[Reason.TERMINATED]),
+    Selection(reasons=[Reason.MAX_DELIVERIES]),
+    Selection(parked=True),
+)
 
 
 Published: TypeAlias = tuple[dict[str, Any], dict[int, str]]
@@ -308,6 +321,7 @@ class Actors:
         message = await get_message(connection, world.queue.name, sequence)
         if message is not None:
             body = message.data.decode()
+            world.check_discarded([sequence], world.discarded, "given to a handler")
             world.account.running[body] += 1
             try:
                 await asyncio.sleep(world.draws.of("handler", body).uniform(0.0, 0.3))
@@ -355,6 +369,55 @@ class Actors:
         if protocol is not Protocol.IN_PLACE and rng.random() < _WAVES:
             return RedriveRequest(protocol=protocol, waves=[2, "rest"], stop_when=1.0)
         return RedriveRequest(protocol=protocol)
+
+    async def tidier(self, name: str) -> None:
+        """Discard letters by a selection, and undo that now and then; at times it is killed between two changes."""
+        world, rng = self.world, self.world.draws.of(name)
+        while True:
+            await asyncio.sleep(rng.uniform(0.2, 2.0))
+            if not (world.server.streams[f"{world.queue.name}-dead"].messages or rng.random() < _UNDOES):
+                continue
+            request = RedriveRequest(rng.choice(_TIDIED), discard=True, why="nobody wants it")
+            if rng.random() < _UNDOES and (discards := self.discards()):
+                request = RedriveRequest(undo=rng.choice(discards))
+            changes = rng.randint(1, _MOST_CHANGES) if world.plan.faults and rng.random() < _KILLED else None
+            with suppress(*ERRORS):
+                await world.redrive(name, request, changes)
+                world.account.counts["undone" if request.undo else "discards"] += 1
+
+    def discards(self) -> list[str]:
+        """Return the ids of the redrives that have discarded letters."""
+        audit, prefix = self.world.server.streams[f"{self.world.queue.name}-audit"], f"audit.{self.world.queue.name}."
+        return sorted(
+            {
+                message.subject.removeprefix(f"{prefix}redrives.")
+                for message in audit.messages.values()
+                if message.subject.startswith(f"{prefix}redrives.") and b'"discard":true' in message.data
+            }
+        )
+
+    def check_discards(self, account: JobAccount | None) -> None:
+        """Check at the end that nobody has redriven a discarded letter, and that an account counts all of them."""
+        for sequence, actions in self.world.letter_actions().items():
+            for action, after in pairwise(actions):
+                if action == "discarded" and after in ("redriven", "requeued"):
+                    self.world.problem(f"{sequence} was {after}, though it was discarded: {actions}")
+        count = len(self.world.discarded)
+        self.world.account.counts["stay discarded"] += count
+        if account and account.discarded != count:
+            self.world.problem(f"{account.discarded} letters are accounted as discarded, and {count} are")
+
+    async def check_waits(self) -> None:
+        """Check that a wait that begins now tells of discarded jobs that they are."""
+        for name, published in self.published.items():
+            if not (published.done() and (told := self.world.discarded & published.result()[1].keys())):
+                continue
+            with suppress(*ERRORS):
+                async with self.world.connected() as connection, asyncio.timeout(_LATE):
+                    report = await wait_by_handle(connection, published.result()[0], policy=_ALL)
+                wrong = {one: report.dead.get(one) for one in told if "discarded" not in report.dead.get(one, "")}
+                if wrong:
+                    self.world.problem(f"a wait for {name} is told {wrong}, which are discarded")
 
     # The judge.
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from testbed.simulated.server import SimulatedServer
 
 _LEAST_DELAY, _MOST_DELAY = 0.0001, 0.005
+# In the subjects of what a redrive stores about letters, and removes of them.
+_CHANGES = ("audit.q.letters.", "parked.q.", "STREAM.MSG.DELETE.")
 
 
 # The actor that opens connections.
@@ -43,6 +45,7 @@ class SimulatedConnection(Connection):
     :param timeout: seconds for one request
     :ivar owner: the actor that has opened it
     :ivar delay: the largest time that a message takes, in seconds
+    :ivar changes_left: after how many changes of letters whoever has it is killed
     """
 
     def __init__(self, server: SimulatedServer, *, timeout: float = 5.0) -> None:
@@ -51,6 +54,7 @@ class SimulatedConnection(Connection):
         self.timeout = timeout
         self.api_level = server.level
         self.delay = _MOST_DELAY
+        self.changes_left: int | None = None
         self._draw = server.loop.draws.of("connection", self.owner)
         self._answers = AnswerInbox(self)
         self._listeners: list[Listener] = []
@@ -121,6 +125,12 @@ class SimulatedConnection(Connection):
         if not self.is_connected:
             raise UnreachableError("nothing was sent: the connection is lost")
         self._sent_until = self._call_after(self._sent_until, self._arrive, frames)
+        if self.changes_left is not None:
+            subjects = [subject for subject, *_ in parsed_frames(frames)]
+            self.changes_left -= sum(any(part in one for part in _CHANGES) for one in subjects)
+            if self.changes_left <= 0:
+                self.changes_left = None
+                self.server.loop.call_at(self._sent_until + 1e-8, self.close)
 
     def _arrive(self, frames: bytes) -> None:
         for subject, reply, headers, data in parsed_frames(frames):

@@ -213,8 +213,7 @@ class Consumer:
             return
         most = self.config.get("max_waiting") or _MAX_WAITING
         if len(self.pulls) >= most and server.now() - self.cleared > NANOSECONDS:
-            # The server looks for abandoned ones no more often.
-            self.cleared = server.now()
+            # The server looks for abandoned ones no more often, whatever it looks at them for.
             self._drop_abandoned()
         if len(self.pulls) >= most:
             if not pull.heartbeat:
@@ -268,6 +267,8 @@ class Consumer:
 
     def _drop_abandoned(self) -> None:
         """Drop the requests to whose answers nobody subscribes any more."""
+        if self.pulls:
+            self.cleared = self.stream.server.now()
         for pull in list(self.pulls):
             if not self.stream.server.has_interest(pull.reply):
                 self._drop(pull)
@@ -375,6 +376,7 @@ class Consumer:
             size = "" if pull.max_bytes is None else str(pull.max_bytes)
             extra = f"Nats-Pending-Messages: {pull.left}\r\nNats-Pending-Bytes: {size or 0}\r\n"
             self._status(pull.reply, text, extra if not text.startswith("404") else "")
+            self.cleared = self.stream.server.now()
         self._drop(pull)
 
     def _drop(self, pull: Pull) -> None:
@@ -642,6 +644,7 @@ class Consumer:
         if self._level >= _SHOWS_STORED:
             delivered = (stored.number, stored.sequence) if stored.sequence else delivered
             floor = (stored.floor_number, stored.floor)
+        self._drop_abandoned()
         answer: dict[str, Any] = {
             "stream_name": self.stream.name,
             "name": self.name,

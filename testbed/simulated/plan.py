@@ -51,6 +51,7 @@ class Plan:
     :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; empty for one server
     :param full: the stream that takes few messages; empty where none does
     :param handlers: how many programs handle entries of the dead letter queue
+    :param tidiers: how many discard dead letters, and undo that
     :param later: what comes of tasks that have published: ``clear``, ``rerun`` where their run is deleted and made
         again, or nothing
     """
@@ -76,6 +77,7 @@ class Plan:
     handlers: int = 0
     later: str = ""
     pace: float = _PACE
+    tidiers: int = 0
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -124,10 +126,11 @@ class Plan:
             handlers=0 if rough else rng.choice([0, 0, 1]),
             pace=rng.choice([_PACE, _PACE, _SLOW]) if rough else _PACE,
         )
-        if plan.full or _LOSING & plan.kinds:
+        if not plan.full and not _LOSING & plan.kinds:
             # What comes later has the bodies of what was before: the two aren't told apart where jobs are lost.
-            return plan
-        return replace(plan, later=rng.choice(["", "", "clear", "rerun"]))
+            plan = replace(plan, later=rng.choice(["", "", "clear", "rerun"]))
+        has_letters = not rough and plan.fails + plan.terminates > 0
+        return replace(plan, tidiers=rng.choice([0, 1, 1, 2]) if has_letters else 0)
 
 
 def _kinds(rng: random.Random, *, rough: bool, clustered: bool) -> list[str]:
@@ -161,6 +164,7 @@ class Account:
         or outlasted the ack wait
     :param unproved: the bodies of whose end the server may have no evidence
     :param removed: the bodies of which the server, or a person, may have removed every copy
+    :param in_doubt: the bodies that a task is publishing, whether they are stored or not
     :param terminated: the bodies that a program has terminated which stores no copy of them, and the sequence of each
     :param deleted: the sequences of jobs that a person removed before they were done
     :param given_up: the sequences of jobs that a worker has terminated, or is about to
@@ -178,6 +182,7 @@ class Account:
     again: set[str] = field(default_factory=set)
     unproved: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
+    in_doubt: set[str] = field(default_factory=set)
     terminated: dict[str, int] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)

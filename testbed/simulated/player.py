@@ -131,7 +131,9 @@ class Player:
         found: list[Any] = []
         ended = asyncio.Event()
         payload = request if isinstance(request, bytes) else json.dumps(request).encode()
-        batch = request.get("batch") or 1 if isinstance(request, dict) else 1
+        batch = int(payload) if payload.isdigit() else 1
+        if isinstance(request, dict):
+            batch = request.get("batch") or 1
         # Behind the last message comes how many bytes are left.
         has_end = isinstance(request, dict) and bool(request.get("max_bytes"))
 

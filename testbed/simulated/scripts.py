@@ -61,7 +61,6 @@ class Script:
 
 _NEW, _OLD = {"discard": "new"}, {"discard": "old"}
 _SECOND: Final = 10**9
-_DAY: Final = 86_400 * _SECOND
 
 KINDS: Final[dict[str, Kind]] = {
     # Everything at once.

@@ -51,7 +51,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         starts = range(0, len(plan.faults), size)
         less += [{"faults": (*plan.faults[:start], *plan.faults[start + size :])} for start in starts]
         size //= 2
-    less += [{name: 0} for name in ("waits", "watchers", "people", "foreign", "handlers") if getattr(plan, name)]
+    less += [
+        {name: 0} for name in ("waits", "watchers", "people", "foreign", "handlers", "tidiers") if getattr(plan, name)
+    ]
     for number, count in enumerate(plan.jobs):
         # The others keep their names.
         fewer = sorted({0, count // 2} - {count})

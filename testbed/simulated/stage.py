@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from testbed.simulated.loop import Draws
     from testbed.simulated.server import SimulatedServer
@@ -121,15 +122,41 @@ class Stage:
         if sequence not in self.account.passed and not (bodies if body is None else body in bodies):
             self.problem(f"{sequence}{f' ({body.decode()})' if body else ''} is {what}, and never died")
 
-    async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
-        """Redrive once."""
+    def letter_actions(self) -> dict[int, list[str]]:
+        """Return what the audit says was done to each letter, in order."""
+        found: dict[int, list[str]] = {}
+        prefix = f"audit.{QUEUE}.letters."
+        for message in self.server.streams[f"{QUEUE}-audit"].messages.values():
+            if message.subject.startswith(prefix):
+                sequence = int(message.subject.removeprefix(prefix))
+                found.setdefault(sequence, []).append(json.loads(message.data)["action"])
+        return found
+
+    @property
+    def discarded(self) -> set[int]:
+        """The sequences of the letters that are discarded at this moment."""
+        if not self.plan.tidiers:
+            return set()
+        return {sequence for sequence, actions in self.letter_actions().items() if actions[-1] == "discarded"}
+
+    def check_discarded(self, sequences: Iterable[int], before: set[int], what: str) -> None:
+        """Check that none of some jobs is one that was discarded before, and still is."""
+        if before and (both := sorted(before & self.discarded & set(sequences))):
+            self.problem(f"{both} are {what}, and are discarded")
+
+    async def redrive(self, name: str, request: RedriveRequest | None = None, changes: int | None = None) -> None:
+        """Redrive once.
+
+        :param changes: after how many changes it is killed
+        """
         died = self.died
         async with self.connected() as connection:
+            connection.changes_left = changes
             report = await redrive_dead_letters(connection, self.queue, request or RedriveRequest())
         self.account.counts["redrives"] += 1
         self.tell(
-            f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, failed {report.failed}, by"
-            f" {report.protocol.value}"
+            f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, discarded"
+            f" {list(report.discarded)}, failed {report.failed}, by {report.protocol.value}"
         )
         if request is None:
             for sequence in report.redriven:

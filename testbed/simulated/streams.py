@@ -59,6 +59,9 @@ class Reader(Protocol):
     def filters(self) -> list[str]:
         """Its filter subjects."""
 
+    def matches(self, subject: str) -> bool:
+        """Return whether it takes messages of a subject."""
+
     def serve(self) -> None:
         """Deliver what can be delivered."""
 
@@ -307,7 +310,9 @@ class Stream(Generic[_Reader]):
         self._enforce_limits(subject)
         self._republish(message, before.sequence if before else 0)
         for consumer in list(self.consumers.values()):
-            consumer.serve()
+            # The others don't hear of it.
+            if consumer.matches(subject):
+                consumer.serve()
         return message.sequence
 
     def _check_expectations(self, subject: str, headers: bytes) -> None:

@@ -58,6 +58,8 @@ _SETTLING_PACE = 10
 _PUBLISHED_WITHIN = 0.9
 # After so many redrives without a change a person looks at what is left.
 _PATIENCE = 4
+# Of the discards, at the end.
+_UNDONE = 0.5
 
 
 @dataclass
@@ -89,6 +91,7 @@ class World(Stage):
         failed, rng = 0, self.draws.of(task.name, "publishes")
         while True:
             task.tries += 1
+            self.account.in_doubt.update(task.bodies)
             jobs = [Job(body.encode(), id=body) for body in rng.sample(task.bodies, len(task.bodies))]
             try:
                 async with self.connected() as connection:
@@ -115,6 +118,7 @@ class World(Stage):
 
     def _note_stored(self, task: PublishingTask, stored: dict[str, int], handle: dict[str, Any] | None) -> None:
         self.account.stored.update(stored)
+        self.account.in_doubt.difference_update(stored)
         self.touch(*stored)
         again = {body for body, sequence in stored.items() if sequence not in task.stored[body]}
         forgets = self.plan.full == "events" or "power" in self.plan.kinds
@@ -144,13 +148,18 @@ class World(Stage):
         consumer, slots = self._consumer_of(name), self.draws.of(name).randint(1, 3)
         await Worker(self.queue, consumer, handle, settings, concurrency=slots, name=name).run()
 
+    def _check_start(self, sequence: int, body: str) -> None:
+        if body not in self.account.again:
+            self.check_discarded([sequence], self.discarded, "delivered")
+        self.account.running[body] += 1
+        self.touch(body)
+
     def _consumer_of(self, name: str) -> str:
         return self.queue.consumers[int(name.partition(" ")[2]) % len(self.queue.consumers)].name
 
     async def _handle(self, worker: str, delivery: Delivery) -> None:
         body = delivery.body.decode()
-        self.account.running[body] += 1
-        self.touch(body)
+        self._check_start(delivery.sequence, body)
         rng = self.draws.of("attempt", body)
         chance = 1.0 if self.settling else rng.random()
         try:
@@ -182,8 +191,7 @@ class World(Stage):
                         await self._do_as_foreign(connection, name, reply, body)
 
     async def _do_as_foreign(self, connection: SimulatedConnection, name: str, reply: str, body: str) -> None:
-        self.account.running[body] += 1
-        self.touch(body)
+        self._check_start(int(reply.split(".")[5]), body)
         try:
             rng = self.draws.of("attempt", body)
             outlasts = not self.settling and rng.random() < self.plan.outlasts
@@ -230,11 +238,13 @@ class World(Stage):
         while True:
             await self._pause(rng)
             done, died, handled = self._surely_done(), self.died, frozenset(self.account.handled)
+            discarded = self.discarded
             with suppress(*ERRORS):
                 async with self.connected() as connection:
                     found = await find_dead_letters(connection, self.queue)
                 self.account.counts["scans"] += 1
                 self.tell(f"{name} finds {[letter.sequence for letter in found.letters]}, {found.uncertain} uncertain")
+                self.check_discarded([letter.sequence for letter in found.letters], discarded, "called dead")
                 for letter in found.letters:
                     body = letter.body.decode()
                     if done.get(letter.sequence) == body == self._surely_done().get(letter.sequence):
@@ -258,7 +268,7 @@ class World(Stage):
 
     async def make_account(self, name: str) -> JobAccount | None:
         """Make an account, and compare it with what really happened."""
-        done = self._surely_done()
+        done, discarded = self._surely_done(), self.discarded
         with suppress(*ERRORS):
             async with self.connected() as connection:
                 account = await account_for_jobs(connection, self.queue)
@@ -266,6 +276,7 @@ class World(Stage):
             self.tell(f"{name} accounts {account.unaccounted} {account.unknown}")
             if (account.unaccounted or account.unknown) and self.is_calm and not self.plan.full:
                 self.problem(f"{account.unaccounted} {account.unknown} are unaccounted in a calm world")
+            self.check_discarded(account.unaccounted_jobs, discarded, "called unaccounted")
             for first, last in account.unaccounted:
                 for sequence in range(first, last + 1):
                     if sequence in done and sequence in self._surely_done():
@@ -304,6 +315,7 @@ class World(Stage):
             "waiter": lambda: self.actors.waiter(name, publishers[int(number) % len(publishers)]),
             "watcher": lambda: self.actors.watcher(name),
             "operator": lambda: self.actors.operator(name),
+            "tidier": lambda: self.actors.tidier(name),
             "handler": lambda: self.actors.handler(name),
             "publisher": lambda: self.publisher(f"p{number}", self.plan.jobs[int(number)]),
         }
@@ -343,6 +355,7 @@ class World(Stage):
         waits = [f"waiter {number}" for number in range(self.plan.waits)]
         names += [*waits, *(f"watcher {number}" for number in range(self.plan.watchers))]
         names += [f"operator {number}" for number in range(self.plan.people)]
+        names += [f"tidier {number}" for number in range(self.plan.tidiers)]
         names += [f"handler {number}" for number in range(self.plan.handlers)]
         for name in names:
             self._start(name)
@@ -353,7 +366,9 @@ class World(Stage):
         for name in [name for name in names if name.startswith("publisher")]:
             if name in self.tasks:
                 await self.tasks[name]
-        await self._end(*[self.tasks.pop(name) for name in names if name.startswith(("redriver", "operator"))])
+        await self._end(
+            *[self.tasks.pop(name) for name in names if name.startswith(("redriver", "operator", "tidier"))]
+        )
         await self._settle()
         with suppress(TimeoutError):
             async with asyncio.timeout(_WAITS_END_WITHIN):
@@ -390,6 +405,8 @@ class World(Stage):
         self.settling = True
         self.tell("settling")
         await self.actors.compare_watchers()
+        rng = self.draws.of("undone")
+        discards = [discard for discard in self.actors.discards() if rng.random() < _UNDONE]
         account: JobAccount | None = None
         until, left, rounds = self.server.loop.time() + _SETTLED_WITHIN, frozenset[str](), 0
         while self.server.loop.time() < until:
@@ -398,7 +415,10 @@ class World(Stage):
                     await provision(connection, self.queue)
             with suppress(*ERRORS):
                 await self.redrive("settling")
-            if self.plan.people:
+            for discard in discards:
+                with suppress(*ERRORS):
+                    await self.redrive("settling", RedriveRequest(undo=discard))
+            if self.plan.people or self.plan.tidiers:
                 with suppress(*ERRORS):
                     await self.redrive("settling", RedriveRequest(Selection(parked=True)))
             await asyncio.sleep(2 * self.plan.ack_wait)
@@ -416,6 +436,9 @@ class World(Stage):
                 break
         self._check_deleted(account)
         await self._check_lost(account)
+        if self.plan.tidiers:
+            self.actors.check_discards(account)
+            await self.actors.check_waits()
 
     async def _bring_back(self, account: JobAccount | None) -> None:
         """Redrive what is left by its sequences, as a person does who has looked at it."""
@@ -497,6 +520,8 @@ class World(Stage):
         """
         missing = {body for body in self.account.stored if self.account.done[body] < self.account.rounds[body]}
         missing -= self.account.removed | self.actors.cancelled
+        for sequence in self.discarded:
+            missing -= self.actors.bodies_of(sequence)
         if self.account.without_copies:
             missing -= self.account.terminated.keys()
         if self.plan.full == "queue":
