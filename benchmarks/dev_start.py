@@ -26,8 +26,7 @@ from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
 from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from benchmarks.report import Goal
-from benchmarks.view_times import PageWorkload
+from benchmarks.report import Goal, PageWorkload
 from testbed.airflow_client import AirflowClient
 from testbed.dead_letters import letter_records
 from testbed.dev_command import DevCommand

@@ -11,29 +11,261 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
 import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 import psutil
 
+from airflow_provider_jetstream.jetstream import WorkQueue, provision
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from benchmarks.api_workers import ApiServer, answers_by_worker
-from benchmarks.many_letters import NAK, ManyJob, let_die, make_dead_queue
-from benchmarks.view_times import Measured, section
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
+from benchmarks.report import Goal, PageWorkload, Workload
+from testbed.airflow import Airflow
+from testbed.airflow_settings import migrate, prepare_home
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
+from testbed.queues import CONSUMER, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+_PAUSE = 0.05
+
+
+class ApiServer(Airflow):
+    """An Airflow of which only the API server runs."""
+
+    def start(self, *_: str, timeout: float = 300.0) -> None:
+        """Create the database, start the API server and wait until it answers."""
+        prepare_home(self.home)
+        migrate(self.home, self.env, self.python, self.template_db)
+        try:
+            self._start_component("api-server", ["api-server"])
+            self._wait(lambda: None if self.health() else "no health", time.monotonic() + timeout)
+        except BaseException:
+            self.stop(grace=0)
+            raise
+
+    def worker_pids(self) -> set[int]:
+        """Return the processes that listen for requests, but for the one that started them where it has others."""
+        pids = self.pids()["api-server"]
+        listening = {pid for pid in pids if _listens(pid, self.port)}
+        parents = {psutil.Process(pid).ppid() for pid in listening}
+        return listening - parents or listening
+
+
+def answers_by_worker(
+    server: Airflow, pids: Collection[int], path: str, within: float = 120.0
+) -> Mapping[int, dict[str, Any]]:
+    """Request the same of every worker process; raise TimeoutError where one hasn't answered.
+
+    :param pids: of the workers
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + within
+    while answers.keys() < set(pids):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"of the workers {sorted(pids)}, only {sorted(answers)} answered within {within:g} s")
+        # A connection of its own: which worker accepts it is chance.
+        with httpx.Client(trust_env=False, timeout=60) as client:
+            headers = {"Authorization": f"Bearer {server.token()}"}
+            with client.stream("GET", f"{server.url}{path}", headers=headers) as answer:
+                port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+                pid = next((pid for pid in pids if _is_connected(pid, port)), None)
+                answer.read()
+        if pid is not None and answer.status_code == httpx.codes.OK:
+            answers[pid] = answer.json()
+        else:
+            time.sleep(_PAUSE)
+    return answers
+
+
+def _listens(pid: int, port: int) -> bool:
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in _connections(pid))
+
+
+def _is_connected(pid: int, client_port: int) -> bool:
+    return any(each.raddr and each.raddr.port == client_port for each in _connections(pid))
+
+
+def _connections(pid: int) -> list[Any]:
+    try:
+        return list(psutil.Process(pid).net_connections("tcp"))
+    except psutil.Error:
+        return []
+
+
+_IN_FLIGHT = 5_000
+NAK = b"-NAK"
+
+
+@dataclass(frozen=True)
+class ManyJob:
+    """A job that is to die.
+
+    :param job_id: its ``Job-Id``
+    :param answer: what its worker answers: with :data:`NAK`, its only delivery is used up
+    """
+
+    subject: str
+    body: bytes
+    job_id: str
+    answer: bytes = NAK
+
+
+async def make_dead_queue(connection: NatsPyConnection, name: str) -> WorkQueue:
+    """Provision a queue whose jobs, on ``<name>.jobs.>``, are delivered once."""
+    queue = WorkQueue(
+        name=name,
+        subjects=[f"{name}.jobs.>"],
+        consumers=[{"name": CONSUMER, "max_deliver": 1, "ack_wait": "30s", "max_ack_pending": -1}],
+        dead_letters=f"{name}-dead",
+    )
+    await provision(connection, queue)
+    return queue
+
+
+async def let_die(connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[ManyJob]) -> int:
+    """Publish jobs to a queue whose other jobs are dead, and let them die; return how many there were."""
+    letters = require_dead_letters(queue).name
+    remaining, count, before = iter(jobs), 0, await stored_count(connection, letters)
+    while some := [job for _, job in zip(range(_IN_FLIGHT), remaining, strict=False)]:
+        jetstream = connection.client.jetstream(timeout=60)
+        for job in some[:-1]:
+            await connection.client.publish(job.subject, job.body, headers={"Job-Id": job.job_id})
+        # The acknowledgement of the last one says that those before it are stored: they are read in order.
+        last = some[-1]
+        await jetstream.publish(last.subject, last.body, headers={"Job-Id": last.job_id})
+        await _deliver(connection, queue, some)
+        count += len(some)
+    while await stored_count(connection, letters) < before + count:
+        # The server publishes that deliveries are used up only where somebody pulls.
+        await probe_consumer(connection, queue.name, CONSUMER)
+        await asyncio.sleep(0.05)
+    return count
+
+
+async def _deliver(connection: NatsPyConnection, queue: WorkQueue, jobs: list[ManyJob]) -> None:
+    """Take each job once, and answer as it says."""
+    client, inbox, taken, all_taken = connection.client, connection.new_inbox(), 0, asyncio.Event()
+
+    async def answer(message: Msg) -> None:
+        nonlocal taken
+        if message.reply:
+            await client.publish(message.reply, jobs[taken].answer)
+            taken += 1
+            if taken == len(jobs):
+                all_taken.set()
+
+    subscription = await client.subscribe(inbox, cb=answer)
+    pull = json.dumps({"batch": len(jobs), "expires": 60 * 10**9}).encode()
+    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}", pull, reply=inbox)
+    await all_taken.wait()
+    await subscription.unsubscribe()
+    await client.flush(60)
+
+
+_P95_GOAL, _MEMORY_GOAL = 500.0, 100.0
+
+
+@dataclass
+class Measured:
+    """The milliseconds of each view, and memory in MiB.
+
+    :param name: what was measured
+    """
+
+    name: str
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    memory: float = 0.0
+    all_memory: float = 0.0
+    first_scan: float = 0.0
+
+    def p95(self, view: str) -> float:
+        """Return the 95th percentile of a view."""
+        return _quantile(self.milliseconds[view], 0.95)
+
+    @property
+    def slowest(self) -> tuple[str, float]:
+        """The view with the highest 95th percentile."""
+        return max(((view, self.p95(view)) for view in self.milliseconds), key=lambda item: item[1])
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Views with their times."""
+
+    measured: Sequence[Measured]
+    ways: Sequence[Any] = ()
+
+    def lines(self) -> list[str]:
+        """Return the table in Markdown."""
+        names = [measured.name for measured in self.measured]
+        lines = [
+            f"| view: p50 / p95 ms | {' | '.join(names)} |",
+            f"| --- |{' --- |' * len(names)}",
+        ]
+        for view in self.measured[0].milliseconds:
+            cells = [
+                f"{_quantile(measured.milliseconds[view], 0.5):.0f} / {measured.p95(view):.0f}"
+                for measured in self.measured
+            ]
+            lines.append(f"| {view} | {' | '.join(cells)} |")
+        return lines
+
+
+def section(measured: list[Measured], options: argparse.Namespace, bare: float, share: float) -> Workload:
+    """Return the section."""
+    goals, load, cores = [], os.getloadavg()[1], os.cpu_count() or 1
+    limit = f"the machine was shared, load {load:.0f} on {cores} cores" if load > 2 * cores else ""
+    for each in measured:
+        view, slowest = each.slowest
+        text = f"p95 in ms of the slowest view ({view}), {each.name}"
+        goals.append(Goal(text, slowest, _P95_GOAL, at_most=True, limit=limit))
+    for workers in options.workers:
+        largest = max(each.memory for each in measured if each.name.startswith(f"workers={workers},"))
+        text = f"MiB of the largest process above the server without the plugin, workers={workers}"
+        goals.append(Goal(text, largest, _MEMORY_GOAL, at_most=True))
+    scans = ", ".join(
+        f"{each.first_scan:.0f} s with workers={workers}"
+        for workers, each in zip(options.workers, measured[::2], strict=True)
+    )
+    text = (
+        f"A real `airflow api-server` over a real nats-server with {options.queues} queues and {options.letters:,} dead"
+        f" letters, {share:.0%} of them in one queue, each on a subject of its own. Each worker process counted all of"
+        f" them right, {scans} after its start: scans leave half of a core to the server. Then each view was requested"
+        f" {options.turns} times over HTTP with other parameters each time, first alone and then while"
+        f" {options.viewers} viewers polled as the page does. The server without the plugin has {bare:.0f} MiB; what is"
+        " added is the highest growth of a process during all of that."
+    )
+    return PageWorkload(
+        f"page {options.letters:,}",
+        f"The page with {options.letters:,} letters",
+        "monitor",
+        text,
+        [LatencyTable(measured)],  # type: ignore[list-item]
+        goals,
+    )
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
 
 REFRESH = 3.0
 MEBIBYTE = 2**20

@@ -20,8 +20,7 @@ from playwright.sync_api import sync_playwright
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from benchmarks.report import Goal
-from benchmarks.view_times import PageWorkload
+from benchmarks.report import Goal, PageWorkload
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK

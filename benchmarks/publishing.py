@@ -5,34 +5,141 @@ counts only if the stream holds every job once. The rate is that of the call alo
 exist before it. Where a peer has no window of its own, 256 calls are gathered.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
+import functools
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from array import array
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publication import publish
 from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from benchmarks.c_floor import compiled, run_floor
-from benchmarks.publishing_stages import stages
-from benchmarks.report import ROUNDS, Goal, Sample, Table, Workload, measure_in_turns, run_workload, server_cpu
-from testbed.nats_server import NatsServer
+from benchmarks.report import ROUNDS, Goal, Sample, Table, Way, Workload, measure_in_turns, run_workload, server_cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
+    from testbed.nats_server import NatsServer
+
+_SOURCES = Path(__file__).resolve().parent / "floor"
+
+
+@functools.cache
+def compiled(name: str) -> Path | None:
+    """Compile a program and return its path; ``None`` where the machine has no compiler."""
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler is None:
+        return None
+    program = Path(tempfile.mkdtemp(prefix="c-floor-")) / name
+    subprocess.run([compiler, "-O2", "-o", program, _SOURCES / f"{name}.c"], check=True)
+    return program
+
+
+def run_floor(program: Path, server: NatsServer, *arguments: object) -> Sample:
+    """Run a compiled program, which gets the server's port and more arguments."""
+    before = server_cpu(server)
+    ended = subprocess.run(
+        [program, str(server.port), *map(str, arguments)], check=True, capture_output=True, text=True
+    )
+    figures: dict[str, float] = json.loads(ended.stdout)
+    return Sample(int(figures["count"]), figures["seconds"], figures["cpu"], server_cpu(server) - before)
+
+
+_PREFIX = b"_INBOX.abcdefghijklmnopqrstuv."
+# As much as the event loop reads at once.
+_READ = 1 << 16
+_ROUNDS = 5
+
+
+class _Stages:
+    """Measures stages of publishing some bodies.
+
+    :ivar measured: by the name of a stage, its rounds
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.measured: dict[str, list[Sample]] = {}
+        self._count = count
+        self._bodies = [b"%0*d" % (size, number) for number in range(count)]
+        data = b"".join(_answer(number) for number in range(count))
+        self._answers = [data[start : start + _READ] for start in range(0, len(data), _READ)]
+
+    def _note(self, name: str, stage: Callable[[], object]) -> None:
+        began, cpu = time.perf_counter(), time.process_time()
+        stage()
+        sample = Sample(self._count, time.perf_counter() - began, time.process_time() - cpu)
+        self.measured.setdefault(name, []).append(sample)
+
+    def measure(self, origin: Origin | None) -> None:
+        """Measure all stages once."""
+        prepared = PreparedJobs(self._bodies, subject="jobs.new", origin=origin, batch="b", by_key=True)
+        batches: list[Batch] = []
+        what = "a task's jobs" if origin else "jobs"
+
+        def prepare() -> None:
+            batches.extend(prepared.batches())
+
+        self._note(f"check {what}", prepare)
+        if origin:
+            self._note("make rows for a task's manifest", lambda: [batch.row_columns() for batch in batches])
+        self._note(f"encode {what}", lambda: [batch.encode(_PREFIX, 0) for batch in batches])
+        if origin:
+            return
+        sequences = array("Q", bytes(8 * self._count))
+        self._note("match PubAcks", lambda: self._take(sequences))
+        if 0 in sequences:
+            raise SystemExit("expected a sequence for each job")
+
+    def _take(self, known: array[int]) -> None:
+        def record(indexes: Sequence[int], sequences: Sequence[int]) -> None:
+            for index, sequence in zip(indexes, sequences, strict=True):
+                known[index] = sequence
+
+        acks = PublishAckForm(_PREFIX, "jobs", "", record)
+        acks.bind(1)
+        rest = b""
+        for data in self._answers:
+            rest += data
+            rest = rest[acks.take(rest, 0)[0] :]
+
+
+def _answer(number: int) -> bytes:
+    body = b'{"stream":"jobs","seq":%d}' % (number + 1)
+    return b"MSG %b%d 1 %d\r\n%b\r\n" % (_PREFIX, number, len(body), body)
+
+
+def stages(count: int, size: int) -> Table:
+    """Measure the stages of a call, and those of a task with its manifest."""
+    measuring = _Stages(count, size)
+    for _ in range(_ROUNDS):
+        measuring.measure(None)
+        measuring.measure(Origin("dag", "run", "task"))
+    return Table(f"stages, {size} B", "jobs", [Way(name, samples) for name, samples in measuring.measured.items()])
+
 
 QUEUE, SUBJECT = "jobs", "jobs.new"
 WINDOW, FLOOR_WINDOW = 256, 1024

@@ -244,3 +244,15 @@ def _wrapped(text: str, width: int = 120) -> list[str]:
         else:
             line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+class PageWorkload(Workload):
+    """The section about the page: its tables hold times of views in place of rates."""
+
+    def lines(self) -> list[str]:
+        """Return the section in Markdown."""
+        lines = super().lines()
+        command = next(at for at, line in enumerate(lines) if line.startswith("Measured by"))
+        end = lines.index("", command)
+        lines[command:end] = [f"Measured by `make bench-{self.module.replace('_', '-')}`. {machine()}"]
+        return lines

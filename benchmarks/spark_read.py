@@ -18,11 +18,18 @@ from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
-from benchmarks.spark_floors import drain
-from benchmarks.spark_memory import MemoryDataSource
-from benchmarks.spark_peers import LibraryDataSource
-from benchmarks.spark_setup import SparkSetup, new_session, read_counts
+from benchmarks.spark_setup import (
+    LibraryDataSource,
+    MemoryDataSource,
+    SparkSetup,
+    Variant,
+    drain,
+    format_rounds,
+    measure,
+    new_session,
+    read_counts,
+    with_earlier_rounds,
+)
 from testbed.nats_server import NatsServer
 
 NAMES = ("value", "subject", "stream", "seq", "timestamp")

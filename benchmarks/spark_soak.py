@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import select
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +26,100 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from benchmarks.report import Goal, Sample, Table, Way, Workload
 from benchmarks.spark_setup import SparkSetup, new_session
-from benchmarks.steady_publisher import NUMBER_DIGITS, steady_publisher
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+# Digits at the start of each body: the message's number, from 1 on.
+NUMBER_DIGITS = 12
+# Seconds between two bursts.
+_BURST_SECONDS = 0.02
+
+
+class SteadyPublisher:
+    """A running publisher.
+
+    :ivar stored: how many messages are stored, once it has stopped
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.stored = 0
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Publish no more, and wait until all is stored."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            raise SystemExit("the publisher failed")
+        self.stored = json.loads(output)
+
+
+@contextmanager
+def steady_publisher(url: str, subject: str, rate: int, size: int) -> Iterator[SteadyPublisher]:
+    """Publish messages of one size until the publisher is stopped or the block ends."""
+    command = [sys.executable, "-m", "benchmarks.spark_soak", "--publish", url, subject, str(rate), str(size)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield SteadyPublisher(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _await_acknowledgements(socket: NatsSocket, expected: int) -> None:
+    while expected:
+        socket.receive(lambda _buffer, _filled: True)
+        position = 0
+        while frame := socket.next_frame(position):
+            position = frame.end
+            if not frame.sid:
+                socket.handle_control(frame)
+                continue
+            answer = json.loads(socket.buffer[frame.offsets[5] : frame.offsets[6]])
+            if "seq" not in answer:
+                raise SystemExit(f"a message isn't stored: {answer}")
+            expected -= 1
+        socket.consume(position)
+
+
+def _publish(url: str, subject: str, rate: int, size: int) -> int:
+    """Publish until standard input is closed; returns how many messages are stored."""
+    filler = b"x" * (size - NUMBER_DIGITS)
+    stored = 0
+    with closing(NatsSocket(socket_settings({"servers": url}))) as socket:
+        line = f"PUB {subject} {socket.new_reply_subject()} {size}\r\n".encode()
+        began = time.monotonic()
+        while not select.select([sys.stdin], [], [], _BURST_SECONDS)[0]:
+            due = int((time.monotonic() - began) * rate)
+            socket.send(b"".join(b"%b%012d%b\r\n" % (line, number, filler) for number in range(stored + 1, due + 1)))
+            _await_acknowledgements(socket, due - stored)
+            stored = due
+    return stored
+
+
+def publish_steadily(arguments: list[str]) -> None:
+    """Publish, and print how many messages are stored."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("subject")
+    parser.add_argument("rate", type=int)
+    parser.add_argument("size", type=int)
+    options = parser.parse_args(arguments)
+    print(_publish(options.url, options.subject, options.rate, options.size))
+
 
 STREAM = "soak"
 SIZE = 200
@@ -253,4 +341,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["--publish"]:
+        publish_steadily(sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -18,10 +18,16 @@ from uuid import uuid4
 
 from pyspark.sql import functions as f
 
-from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
-from benchmarks.spark_floors import publish_window
-from benchmarks.spark_peers import publish_one_by_one
-from benchmarks.spark_setup import SparkSetup, new_session
+from benchmarks.spark_setup import (
+    SparkSetup,
+    Variant,
+    format_rounds,
+    measure,
+    new_session,
+    publish_one_by_one,
+    publish_window,
+    with_earlier_rounds,
+)
 from testbed.nats_server import NatsServer
 
 _TASKS = 2
