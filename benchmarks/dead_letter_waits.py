@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from benchmarks.dead_letter_look import BODY, NAME, die, entries_of, verify
+from benchmarks.dead_letter_scan import BODY, NAME, die, entries_of, verify
 from benchmarks.dead_queue import open_connection, prepared_store, server_with
 from benchmarks.report import Goal, Sample, Table, Way, Workload, run_workload, server_cpu
 from testbed.queues import eventually
@@ -37,7 +37,7 @@ _HOUR = 3_600.0
 _REST_SECONDS = 10.0
 _TICK_SECONDS = 0.005
 _LAGS = ("loop lag p50 ms", "loop lag p99 ms", "loop lag max ms")
-_FIRST, _REST, _ONE, _ALL = "the first look for all", "at rest for 10 s", "a letter for one", "a letter for all others"
+_FIRST, _REST, _ONE, _ALL = "the first scan for all", "at rest for 10 s", "a letter for one", "a letter for all others"
 _SLOWEST = "slowest ms"
 
 

@@ -55,7 +55,7 @@ MANIFEST_REMOVAL_MARGIN: Final = f"{_PUBLISHING}.manifest_record._MARGIN"
 MANIFEST_REMOVE_UNNEEDED_MANIFESTS: Final = f"{_PUBLISHING}.manifest.remove_unneeded_manifests"
 
 _QUEUE: Final = "airflow_provider_jetstream.jetstream.queue"
-CENSUS_LONGEST_PAUSE: Final = f"{_QUEUE}.census.LONGEST_PAUSE"
+COUNT_LONGEST_PAUSE: Final = f"{_QUEUE}.paused_count.LONGEST_PAUSE"
 
 _REDRIVE: Final = "airflow_provider_jetstream.jetstream.redrive"
 LETTER_RECORDS_WRITE_REQUEUED: Final = f"{_REDRIVE}.letter_records.LetterRecords.write_requeued"

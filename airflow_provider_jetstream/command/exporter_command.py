@@ -42,14 +42,18 @@ def add_exporter_command(commands: argparse._SubParsersAction[argparse.ArgumentP
     exporter.add_argument("--port", type=port, default=_PORT, help=f"where to serve /metrics; {_PORT} where absent")
     exporter.add_argument("--address", default="0.0.0.0", help="on which address; all where absent")  # noqa: S104
     exporter.add_argument(
-        "--interval", type=positive_float, default=_INTERVAL, metavar="SECONDS", help="between looks at the server; 15"
+        "--interval",
+        type=positive_float,
+        default=_INTERVAL,
+        metavar="SECONDS",
+        help="between two readings of the server; 15",
     )
 
 
 class SampleCollector:
     """Gives Prometheus the last samples; none that are older than three intervals.
 
-    :param interval: seconds between looks at the server
+    :param interval: seconds between two readings of the server
     """
 
     def __init__(self, interval: float) -> None:
@@ -63,14 +67,14 @@ class SampleCollector:
     def set(self, samples: list[Sample], seconds: float) -> None:
         """Take the samples of now.
 
-        :param seconds: how long the look took
+        :param seconds: how long the reading took
         """
         with self._lock:
             self._samples, self._seconds, self._is_up = samples, seconds, True
             self._sampled_at = time.monotonic()
 
     def fail(self) -> None:
-        """Note that a look failed."""
+        """Note that a reading failed."""
         with self._lock:
             self._is_up = False
 
@@ -83,11 +87,11 @@ class SampleCollector:
         with self._lock:
             samples, sampled_at, seconds, is_up = self._samples, self._sampled_at, self._seconds, self._is_up
         age = None if sampled_at is None else time.monotonic() - sampled_at
-        yield GaugeMetricFamily("jetstream_exporter_up", "1 where the last look at the server succeeded", is_up)
+        yield GaugeMetricFamily("jetstream_exporter_up", "1 where the last reading of the server succeeded", is_up)
         if age is None:
             return
         yield GaugeMetricFamily("jetstream_exporter_age_seconds", "Age of the numbers", age)
-        yield GaugeMetricFamily("jetstream_exporter_look_seconds", "How long the last look took", seconds)
+        yield GaugeMetricFamily("jetstream_exporter_read_seconds", "How long the last reading took", seconds)
         if age > _STALE_INTERVALS * self._interval + seconds:
             return
         families: dict[str, Any] = {}

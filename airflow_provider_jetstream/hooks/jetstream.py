@@ -353,18 +353,21 @@ class JetStreamHook(ConnectedHook):
 
     @blocking
     def find_dead_letters(
-        self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
+        self, queue: QueueSource, selection: SelectionSource | None = None, *, count_under_pause: bool = False
     ) -> Operation[Findings]:
         """Find dead letters and hold all of them in memory; see :meth:`scan_dead_letters` for many.
 
         :param selection: which dead letters; all in circulation where absent
-        :param census: whether to pause consumers until nothing of them is in flight, so that more letters are certain
+        :param count_under_pause: pause consumers until nothing is in flight, so that more letters are certain
         :return: the proved dead letters, and the DLQ entries about other jobs
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
         return call(
-            runtime.find_dead_letters, load_queue(queue), runtime.Selection.of(selection), census=flag("census", census)
+            runtime.find_dead_letters,
+            load_queue(queue),
+            runtime.Selection.of(selection),
+            count_under_pause=flag("count_under_pause", count_under_pause),
         )
 
     afind_dead_letters = awaitable(find_dead_letters)
@@ -390,13 +393,13 @@ class JetStreamHook(ConnectedHook):
         selection: SelectionSource | None = None,
         group_by: Iterable[GroupField] = (),
         *,
-        census: bool = False,
+        count_under_pause: bool = False,
     ) -> Operation[Summary]:
         """Count dead letters without holding them, and preserve the bodies of those that are seen for the first time.
 
         :param selection: which dead letters; all in circulation where absent
         :param group_by: the fields that letters of a group share
-        :param census: whether to pause consumers until nothing of them is in flight, so that more letters are certain
+        :param count_under_pause: pause consumers until nothing is in flight, so that more letters are certain
         :return: counts, sequences as ranges, and groups with their ages
         :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
@@ -406,7 +409,7 @@ class JetStreamHook(ConnectedHook):
             load_queue(queue),
             runtime.Selection.of(selection),
             group_fields(group_by),
-            census=flag("census", census),
+            count_under_pause=flag("count_under_pause", count_under_pause),
         )
 
     ascan_dead_letters = awaitable(scan_dead_letters)

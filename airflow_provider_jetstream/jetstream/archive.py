@@ -149,7 +149,7 @@ class ArchiveReader:
         return None
 
     async def _place(self, start: int) -> _Place | None:
-        """Return where the first copy at or after a sequence of the archive is, and of which job."""
+        """Return the archive's first copy at or after a sequence: its sequence, and that of its job."""
         if start not in self._places:
             copy = await self._next_copy(start)
             place = _Place(copy.sequence, self._job_of(copy)) if copy else None
@@ -171,7 +171,7 @@ class ArchiveReader:
         return copy.sequence if copy else self.last + 1
 
     async def first_job(self) -> int | None:
-        """Return the stream sequence of the first job of which there is a copy; ``None`` without any."""
+        """Return the stream sequence of the first job with a copy; ``None`` for an archive without copies."""
         copy = await self._next_copy(self.first)
         if copy is not None and _stored_at(copy) < self.created:
             copy = await self._first_copy(lambda _: True)
@@ -207,7 +207,7 @@ class ArchiveReader:
 
 
 async def with_archived_subject(archive: ArchiveReader | None, message: StoredMessage) -> StoredMessage:
-    """Complete the subject of a job of which the server shows only a part, where the archive has a copy of the job."""
+    """Return a job with its whole subject from the archive, where the server's answer has a part of it."""
     if archive is None or UNKNOWN_BYTE not in message.subject:
         return message
     copy = await archive.find(message.sequence)

@@ -319,7 +319,7 @@ TABLE: Final[tuple[Evidence, ...]] = (
         "published.<queue>.<key>",
         "events",
         _PUBLISHERS,
-        "a manifest, its parts: neither empty nor an answer; a head with the key that its names give",
+        "a manifest's record, with the key that its names give, or a part: neither empty nor an answer",
         _is_content,
     ),
     *(

@@ -114,7 +114,7 @@ _PROVISIONED: Final = (
 _SCHEDULER: Final = "Nats-Scheduler"
 _ANSWERED: Final = "Nats-Stream"
 _BODILESS: Final = "Nats-Msg-Size"
-# Seconds between looks for schedules that another message hides.
+# Seconds between searches for schedules that another message hides.
 _LOOK_EVERY: Final = 10.0
 # How a pull request ends without a message, or with all that it asked for.
 _ENDED: Final = ("404", "408", "409 Batch Completed")
@@ -298,7 +298,7 @@ class _Mover:
                 try:
                     await store(self._connection, subject, schedule.data, Headers([*kept, condition]))
                 except ApiError as error:
-                    # Another mover has restored it, or somebody has removed it, or the next look finds it again.
+                    # Another mover has restored it, or somebody has removed it, or the next search finds it again.
                     log.info("A schedule on %s wasn't restored: %s", shown_value(subject), error)
                 else:
                     hidden += 1
@@ -385,7 +385,7 @@ class _Mover:
         return time.monotonic() < batch.held_until and self._connection.reconnects == batch.reconnects
 
     def _may_be_stored(self, job: _Due) -> bool:
-        """Return whether an earlier mover may have stored a job, of which the server may have forgotten the id."""
+        """Return whether an earlier mover may have stored the job although the server may have forgotten its id."""
         due_at, clock = job.message.stored_at, self._clock
         is_new = due_at > clock.answered_at + _SKEW and clock.now() - due_at < self._window
         return job.deliveries > 1 or not is_new
@@ -476,7 +476,7 @@ class _Mover:
     async def _sorted(
         self, batch: _Batch, jobs: Sequence[_Due], acks: Sequence[PubAck | ApiError | TransientError]
     ) -> tuple[list[_Due], list[_Due], list[_Due]]:
-        """Return the jobs that are stored, those for which there is no room, and those whose ids somebody else took."""
+        """Return three lists of jobs: stored, without room, and with an id that somebody else has used."""
         stored: list[_Due] = []
         refused: list[_Due] = []
         repeated: list[tuple[_Due, PubAck]] = []
@@ -551,7 +551,7 @@ class _Mover:
         self._drop(batch, [job])
 
     async def _give_back(self, batch: _Batch, seconds: float) -> None:
-        """Leave the rest of a batch to whoever pulls next."""
+        """Give the rest of a batch back: the next pull gets it."""
         if self._holds(batch):
             with suppress(TransientError):
                 for job in batch.jobs:
@@ -574,7 +574,7 @@ class _Mover:
 
 
 def _under_another_id(job: _Due) -> _Due:
-    """Return a job with an id that nobody can have used, and the one by which it is looked for."""
+    """Return the job under an id that nobody else can have used, and the id that a later search looks for."""
     log.warning("the message id of a job for %s was taken by somebody else: see who publishes there", job.subject)
     others = [pair for pair in job.headers.items() if pair[0] not in (MSG_ID, SCHEDULED_MSG_ID)]
     first_id = job.headers.get(SCHEDULED_MSG_ID) or job.headers[MSG_ID]

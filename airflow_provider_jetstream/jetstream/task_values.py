@@ -91,7 +91,7 @@ class TaskValue:
 
 
 def packed_body(body: Any) -> Any:
-    """Return the body of a job as an XCom stores it: JSON as text, in which Airflow's serialiser changes nothing.
+    """Return a job's body as an XCom stores it: JSON as text, which Airflow's serialiser doesn't change.
 
     A body that is no JSON stays as it is. Airflow stores a DAG with the same methods: there, it may hold the result of
     another task; otherwise the error comes where the job is published.

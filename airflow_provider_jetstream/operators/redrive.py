@@ -69,7 +69,7 @@ _REQUEST_FIELDS = (
     "max_redrives",
     "why",
     "lease_timeout",
-    "census",
+    "count_under_pause",
     "target_queue",
     "order_key",
     "patch",
@@ -117,7 +117,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         ``sequences`` only these
     :param lease_timeout: how long to wait for another task or program that changes the queue's dead letters: a duration
         or seconds. One that was killed counts for half a minute
-    :param census: pause the consumers first until none of their jobs is in flight, for their ack wait and half a minute
+    :param count_under_pause: pause the consumers first until nothing is in flight, for their ack wait and half a minute
         at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param dry_run: count what would be done, and change nothing
     :param group_by: the fields by which a dry run groups letters: any of reason, error_class, fingerprint,
@@ -156,7 +156,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         "max_redrives",
         "why",
         "lease_timeout",
-        "census",
+        "count_under_pause",
         "target_queue",
         "order_key",
         "patch",
@@ -192,7 +192,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         max_redrives: int | str | None = None,
         why: str | None = None,
         lease_timeout: timedelta | float | str | None = LEASE_TIMEOUT,
-        census: bool | str = False,
+        count_under_pause: bool | str = False,
         target_queue: QueueSource | None = None,
         order_key: str | None = None,
         patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None,
@@ -214,7 +214,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.max_redrives = max_redrives
         self.why = why
         self.lease_timeout = lease_timeout
-        self.census = census
+        self.count_under_pause = count_under_pause
         self.target_queue = target_queue
         self.order_key = order_key
         self.patch = patch.text if isinstance(patch, JsonPatch) else patch
@@ -240,7 +240,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.group_by = group_fields(group_by)
         self._needed_arguments = tuple(name for name in _NEEDED if getattr(self, name) not in (None, False))
         if self.engine == SPARK:
-            refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences, census=self.census)
+            refuse_beside_spark(
+                self.transform, self.group_by, self.select, self.sequences, count_under_pause=self.count_under_pause
+            )
             refuse_target_and_order(target_queue=target_queue, order_key=order_key, patch=patch)
             refuse_target_and_order(discard=discard, undo=undo)
         arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}

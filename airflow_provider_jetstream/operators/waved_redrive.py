@@ -132,7 +132,9 @@ class SparkRedrivingOperator(JobWaitingOperator):
 
         :return: the application's result
         """
-        refuse_beside_spark(None, BY_CAUSE, selection_as_json(request.selection), None, census=request.census)
+        refuse_beside_spark(
+            None, BY_CAUSE, selection_as_json(request.selection), None, count_under_pause=request.count_under_pause
+        )
         if self._reads_report:
             require_rendered("letters", self.letters)
         arguments = {
@@ -178,7 +180,7 @@ def refuse_target_and_order(**arguments: object) -> None:
 
 
 def refuse_beside_spark(
-    transform: object, group_by: object, select: object, sequences: object, *, census: object = False
+    transform: object, group_by: object, select: object, sequences: object, *, count_under_pause: object = False
 ) -> None:
     """Refuse arguments that only the engine ``python`` takes.
 
@@ -193,8 +195,10 @@ def refuse_beside_spark(
         raise RedriveRequestError(
             f"expected a dry run with Spark to group by {', '.join(BY_CAUSE)}: leave group_by out"
         )
-    if census is True:
-        raise RedriveRequestError('expected no census with engine="spark", found one: leave one of the two out')
+    if count_under_pause is True:
+        raise RedriveRequestError(
+            'expected no count under a pause with engine="spark", found one: leave one of the two out'
+        )
     if sequences is not None or (isinstance(select, Mapping) and "sequences" in select):
         raise RedriveRequestError(
             'expected no sequences with engine="spark", found some: select by anything else, filter in a repair, or'

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
-# A look at more entries takes longer than a deferral.
+# A scan of more entries takes longer than a deferral.
 _FEW_ENTRIES = 2_000
 _DIAGNOSED_GROUPS = 3
 
@@ -55,7 +55,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         ``"10m"``, or seconds
     :param group_by: the fields that letters of a group share: any of reason, error_class, fingerprint,
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
-    :param census: pause the consumers at each check until none of their jobs is in flight, for their ack wait and half
+    :param count_under_pause: pause the consumers at each check until nothing is in flight, for their ack wait and half
         a minute at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
@@ -69,7 +69,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         "select",
         "min_count",
         "older_than",
-        "census",
+        "count_under_pause",
         "nats_conn_id",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "select": "json"}
@@ -82,7 +82,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         min_count: int | str = 1,
         older_than: timedelta | float | str | None = None,
         group_by: Iterable[GroupField] = (),
-        census: bool | str = False,
+        count_under_pause: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -90,7 +90,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         self.min_count = min_count
         self.older_than = older_than
         self.group_by = group_fields(group_by)
-        self.census = census
+        self.count_under_pause = count_under_pause
         self._has_age = older_than is not None
         self._is_selective = select is not None
         require_dead_letter_queue(self._known_queue)
@@ -100,8 +100,8 @@ class JetStreamDeadLetterSensor(PollingSensor):
             self._age()
         if not is_templated(select):
             parse_selection(select)
-        if not is_templated(census):
-            parse_flag("census", census, SelectionError)
+        if not is_templated(count_under_pause):
+            parse_flag("count_under_pause", count_under_pause, SelectionError)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Scan the dead letters once.
@@ -111,7 +111,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         with fail_on_terminal_errors():
             count, age = self._count(), self._age()
             summary = JetStreamHook(self.nats_conn_id).scan_dead_letters(
-                self.loaded_queue(), self._selection(), self.group_by, census=self._census()
+                self.loaded_queue(), self._selection(), self.group_by, count_under_pause=self._counts_under_pause()
             )
         self.log.info("%s", summary)
         for risk in summary.risks:
@@ -137,7 +137,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
             min_count=self._count(),
             older_than=self._age().total_seconds(),
             group_by=list(self.group_by),
-            census=self._census(),
+            count_under_pause=self._counts_under_pause(),
             **polling,
         )
 
@@ -171,8 +171,8 @@ class JetStreamDeadLetterSensor(PollingSensor):
     def _age(self) -> timedelta:
         return parse_span("older_than", self.older_than) if self._has_age else timedelta()
 
-    def _census(self) -> bool:
-        return parse_flag("census", self.census, SelectionError)
+    def _counts_under_pause(self) -> bool:
+        return parse_flag("count_under_pause", self.count_under_pause, SelectionError)
 
     def _selection(self) -> Selection:
         if self._is_selective:
@@ -184,5 +184,5 @@ async def _count_entries(connection: Connection, queue: WorkQueue) -> int:
     try:
         return await runtime.count_entries(connection, queue)
     except NotFoundError:
-        # The look says which of the queue's streams is missing.
+        # The scan says which of the queue's streams is missing.
         return 0

@@ -69,7 +69,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
     :param only_new_groups: for a watcher: fire for a group only while no dead letter of it has been reported, so with
         ``group_by=["fingerprint"]`` when letters die of something new
-    :param census: for the sensor: whether to pause consumers until nothing of them is in flight, so that more letters
+    :param count_under_pause: for the sensor: pause consumers until nothing is in flight, so that more letters
         are certain
     :param poll_interval: seconds after which the queue is looked at even if no dead letter is announced
     :param nats_conn_id: the Airflow connection
@@ -85,7 +85,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         older_than: timedelta | float | str = 0.0,
         group_by: Sequence[GroupField] = (),
         only_new_groups: bool = False,
-        census: bool = False,
+        count_under_pause: bool = False,
         poll_interval: float = _INTERVAL,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         deferred_at: float | None = None,
@@ -98,13 +98,13 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
             poll_interval=poll_interval,
             deferred_at=deferred_at or 0.0,
         )
-        check_flags(census=census, only_new_groups=only_new_groups)
+        check_flags(count_under_pause=count_under_pause, only_new_groups=only_new_groups)
         self.min_count = parse_count("min_count", min_count, 1)
         self.select = selection_as_json(parse_selection(dict_of_text(select)))
         self.older_than = parse_span("older_than", older_than).total_seconds()
         self.group_by = list(group_fields(group_by))
         self.only_new_groups = only_new_groups
-        self.census = census
+        self.count_under_pause = count_under_pause
         self.is_watcher = deferred_at is None
         if self.is_watcher:
             require_dead_letter_queue(queue)
@@ -121,7 +121,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
             "older_than": self.older_than,
             "group_by": self.group_by,
             "only_new_groups": self.only_new_groups,
-            "census": self.census,
+            "count_under_pause": self.count_under_pause,
         }
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -178,10 +178,10 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
     def _require_watchable(self) -> None:
         """Refuse what only a poll could find."""
         selection = Selection.of(self.select)
-        if self.census or selection.sequences is not None or selection.selects_undeliverable:
+        if self.count_under_pause or selection.sequences is not None or selection.selects_undeliverable:
             raise SelectionError(
-                "expected letters that the dead letter queue announces, found census, sequences or undeliverable jobs:"
-                " use JetStreamDeadLetterSensor for these"
+                "expected letters that the dead letter queue announces, found count_under_pause, sequences or"
+                " undeliverable jobs: use JetStreamDeadLetterSensor for these"
             )
         if self.only_new_groups and not self.group_by:
             raise SelectionError(
@@ -192,14 +192,16 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
     async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
         """Wait for enough dead letters with the queue's other triggers, or scan once where that isn't possible.
 
-        A census pauses consumers, which is this trigger's alone, and jobs that are named or that no consumer takes are
+        A count under a pause is this trigger's alone, and jobs that are named or that no consumer takes are
         looked for one by one.
 
         :return: the summary if there are enough
         """
         age, selection = timedelta(seconds=self.older_than), Selection.of(self.select)
-        if self.census or selection.sequences is not None or selection.selects_undeliverable:
-            summary = await hook.ascan_dead_letters(self.work_queue, selection, self.group_by, census=self.census)
+        if self.count_under_pause or selection.sequences is not None or selection.selects_undeliverable:
+            summary = await hook.ascan_dead_letters(
+                self.work_queue, selection, self.group_by, count_under_pause=self.count_under_pause
+            )
             return summary.as_json() if summary.reached(self.min_count, age) else None
         # DAG files import this module, and only a triggerer waits.
         from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, wait_for_dead_letters

@@ -48,7 +48,7 @@ PAYLOAD: Final = "payload"
 DEFAULT_INTERVAL = 10.0
 LONGEST_INTERVAL = 300.0
 
-# Seconds: how long one look for the first message takes, and the pauses after a failure, doubled from first to last.
+# Seconds: how long one request for the first message takes, and the pauses after a failure, doubled from first to last.
 _LOOK = 60.0
 _PAUSES = (1.0, 30.0)
 _REPEAT_PROBLEM = 600.0

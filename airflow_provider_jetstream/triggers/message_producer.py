@@ -59,8 +59,8 @@ log = logging.getLogger(__name__)
 _PULL_PAUSES: Final = (0.5, 30.0)
 _WHILE_LOST: Final = 5.0
 # The server copies a message to the archive just after it has stored it.
-_COPY_LOOKS: Final = 5
-_BETWEEN_LOOKS: Final = 0.2
+_COPY_READS: Final = 5
+_BETWEEN_READS: Final = 0.2
 # The memory of a triggerer is that of all its triggers.
 _MOST_BYTES: Final = 64 << 20
 _BYTES_AT_ONCE: Final = 16 << 20
@@ -521,9 +521,9 @@ def watched_capacity(config: Mapping[str, Any], where: str) -> int:
 
 async def _stored_copy(connection: Connection, queue: WorkQueue, message: PulledMessage) -> dict[str, Any] | None:
     """Return stream and sequence of the archive's copy of a message; ``None`` without one."""
-    for look in range(_COPY_LOOKS):
-        if look:
-            await asyncio.sleep(_BETWEEN_LOOKS)
+    for attempt in range(_COPY_READS):
+        if attempt:
+            await asyncio.sleep(_BETWEEN_READS)
         archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
         if archive is None:
             return None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parents[2] / "monitoring"
 
 
-_OWN = {"jetstream_exporter_up", "jetstream_exporter_age_seconds", "jetstream_exporter_look_seconds"}
+_OWN = {"jetstream_exporter_up", "jetstream_exporter_age_seconds", "jetstream_exporter_read_seconds"}
 
 
 def scrape(port: int) -> dict[str, dict[tuple[str, ...], float]]:
@@ -100,7 +100,7 @@ async def test_what_is_scraped_has_every_metric_that_dashboard_and_rules_use(own
         used = set(re.findall(r"\bjetstream_[a-z_]+", text))
         assert used <= found.keys(), used - found.keys()
     # Nothing is exported that nobody looks at.
-    assert exposed <= set(re.findall(r"\bjetstream_[a-z_]+", dashboard + rules)) | {"jetstream_exporter_look_seconds"}
+    assert exposed <= set(re.findall(r"\bjetstream_[a-z_]+", dashboard + rules)) | {"jetstream_exporter_read_seconds"}
 
 
 @pytest.mark.slow
@@ -119,5 +119,5 @@ async def test_a_queue_that_can_not_be_discovered_has_its_numbers_all_the_same(
     for _ in range(3):
         samples = await sampler.sample(connection)
     assert ("jetstream_queue_consumers", (name,), 0) in samples
-    # What a queue is isn't read again with each look.
+    # What a queue is isn't read again with each reading of numbers.
     assert calls.count(name) == 1

@@ -289,7 +289,7 @@ async def test_a_clock_that_is_behind_the_servers_delays_nothing(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"census": True}, "use JetStreamDeadLetterSensor for these"),
+        ({"count_under_pause": True}, "use JetStreamDeadLetterSensor for these"),
         ({"select": {"sequences": [1]}}, "use JetStreamDeadLetterSensor for these"),
         ({"select": {"reasons": ["undeliverable"]}}, "use JetStreamDeadLetterSensor for these"),
         ({"only_new_groups": True}, "expected only_new_groups together with group_by"),

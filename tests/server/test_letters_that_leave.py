@@ -128,7 +128,7 @@ async def test_what_is_dead_without_an_entry_stays_uncertain_while_others_leave(
     assert found.uncertain == 1
 
 
-# Dead letters of a queue that is never idle: counted as far as numbers go, and certain by a census.
+# Dead letters of a queue that is never idle: counted as far as numbers go, and certain by a count under a pause.
 
 
 QUEUES_LETTERS = 50
@@ -235,10 +235,12 @@ async def test_letters_that_are_found_on_a_busy_queue_arent_uncertain_too(
         assert most <= 2
 
 
-async def test_a_census_beside_live_workers_finds_what_is_dead(connection: NatsPyConnection, name: str) -> None:
+async def test_a_count_under_a_pause_beside_live_workers_finds_what_is_dead(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_unreported(connection, name)
     async with live_traffic(connection, queue, workers=3, seconds=0.02) as done:
-        look = asyncio.create_task(summarise_dead_letters(connection, queue, census=True))
+        look = asyncio.create_task(summarise_dead_letters(connection, queue, count_under_pause=True))
         await eventually(lambda: is_paused(connection, queue))
         await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
         summary = await look
@@ -252,12 +254,16 @@ async def test_a_census_beside_live_workers_finds_what_is_dead(connection: NatsP
 
 
 @pytest.mark.slow
-async def test_a_redrive_after_a_census_brings_back_each_letter_once(connection: NatsPyConnection, name: str) -> None:
+async def test_a_redrive_after_a_count_under_a_pause_brings_back_each_letter_once(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s"}, dead=map(str, range(QUEUES_LETTERS)))
     await connection.api(f"STREAM.PURGE.{name}-dead")
     async with live_traffic(connection, queue, workers=3, seconds=0.02) as done:
-        # What a census proved stays proved while jobs run and the redrive waits for slow workers.
-        report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY, census=True))
+        # What a count under a pause proved stays proved while jobs run and the redrive waits for slow workers.
+        report = await redrive_dead_letters(
+            connection, queue, RedriveRequest(protocol=Protocol.COPY, count_under_pause=True)
+        )
         assert (len(report.redriven), report.failures, report.uncertain) == (QUEUES_LETTERS, 0, 0)
         await eventually(lambda: all(done[str(number)] for number in range(QUEUES_LETTERS)))
     done += await process_all(connection, queue)
@@ -270,7 +276,7 @@ async def is_paused(connection: NatsPyConnection, queue: WorkQueue) -> bool:
 
 
 @pytest.mark.slow
-async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
+async def test_two_counts_under_a_pause_at_once_settle_all_partitions_and_resume_them(
     connection: NatsPyConnection, name: str
 ) -> None:
     consumers = [
@@ -287,7 +293,7 @@ async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
         held.append(running)
     await find_dead_letters(connection, queue)
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    looks = [asyncio.create_task(find_dead_letters(connection, queue, census=True)) for _ in range(2)]
+    looks = [asyncio.create_task(find_dead_letters(connection, queue, count_under_pause=True)) for _ in range(2)]
     for message in held:
         await asyncio.sleep(0.1)
         await message.ack()
@@ -301,13 +307,13 @@ async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
 
 
 @pytest.mark.since_server("2.14", "the reset of a consumer")
-async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census(
+async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_count(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "60s"}, jobs=["done"])
     await process_all(connection, queue)
     await make_dead_letters(connection, queue, "ab")
-    scan = await Scan.begin(connection, queue, census=True)
+    scan = await Scan.begin(connection, queue, count_under_pause=True)
     letters = [letter async for letter in scan.letters()]
     assert [letter.sequence for letter in letters] == [2, 3]
     # By somebody who records nothing; it has delivered as far again when the scan looks once more.
@@ -320,34 +326,34 @@ async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census
 
 
 @pytest.mark.slow
-async def test_a_census_that_doesnt_end_leaves_the_consumer_running_and_the_count_uncertain(
+async def test_a_count_under_a_pause_that_doesnt_end_leaves_the_consumer_running_and_the_count_uncertain(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.CENSUS_LONGEST_PAUSE, 0.5)
+    monkeypatch.setattr(seams.COUNT_LONGEST_PAUSE, 0.5)
     queue = await make_unreported(connection, name)
     async with live_traffic(connection, queue) as done:
-        found = await find_dead_letters(connection, queue, census=True)
+        found = await find_dead_letters(connection, queue, count_under_pause=True)
         assert not await is_paused(connection, queue)
         before = len(done)
         await eventually(lambda: len(done) > before + 10)
     assert (len(found.letters), found.uncertain > 0) == (0, True)
-    (finding,) = [risk for risk in found.risks if risk.name == "census-incomplete"]
+    (finding,) = [risk for risk in found.risks if risk.name == "count-incomplete"]
     assert finding.startswith(f"1 jobs of consumer worker of {name} stayed in flight")
 
 
-async def test_a_census_ends_no_pause_of_somebody_else(
+async def test_a_count_under_a_pause_ends_no_pause_of_somebody_else(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.CENSUS_LONGEST_PAUSE, 0.2)
+    monkeypatch.setattr(seams.COUNT_LONGEST_PAUSE, 0.2)
     queue = await make_unreported(connection, name)
     request = {"pause_until": "2100-01-01T00:00:00Z"}
     await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", request)
-    found = await find_dead_letters(connection, queue, census=True)
+    found = await find_dead_letters(connection, queue, count_under_pause=True)
     assert await is_paused(connection, queue)
     assert found.uncertain >= QUEUES_LETTERS
 
 
-async def test_without_open_deliveries_a_census_pauses_nothing(
+async def test_without_open_deliveries_a_count_under_a_pause_pauses_nothing(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name, dead="ab")
@@ -359,20 +365,22 @@ async def test_without_open_deliveries_a_census_pauses_nothing(
         return await api(subject, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(connection, "api", record)
-    found = await find_dead_letters(connection, queue, census=True)
+    found = await find_dead_letters(connection, queue, count_under_pause=True)
     assert len(found.letters) == 2
     assert not [subject for subject in subjects if "PAUSE" in subject]
 
 
-async def test_a_census_needs_a_server_that_can_pause_consumers(
+async def test_a_count_under_a_pause_needs_a_server_that_can_pause_consumers(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     monkeypatch.setattr(connection, "api_level", 0)
     for look in (find_dead_letters, summarise_dead_letters):
-        with pytest.raises(ServerTooOldError, match=r"a census of .*: expected nats-server 2\.11 or later"):
-            await look(connection, queue, census=True)
-    with pytest.raises(ServerTooOldError, match="census"):
-        await redrive_dead_letters(connection, queue, RedriveRequest(census=True))
-    with pytest.raises(ServerTooOldError, match="census"):
-        await preview(connection, queue, RedriveRequest(census=True))
+        with pytest.raises(
+            ServerTooOldError, match=r"a count under a pause of .*: expected nats-server 2\.11 or later"
+        ):
+            await look(connection, queue, count_under_pause=True)
+    with pytest.raises(ServerTooOldError, match="count under a pause"):
+        await redrive_dead_letters(connection, queue, RedriveRequest(count_under_pause=True))
+    with pytest.raises(ServerTooOldError, match="count under a pause"):
+        await preview(connection, queue, RedriveRequest(count_under_pause=True))

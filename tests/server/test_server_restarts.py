@@ -143,11 +143,11 @@ async def test_deaths_that_a_kill_has_undone_are_not_believed_though_the_numbers
 
 @pytest.mark.slow
 @pytest.mark.since_server("2.11", "the pause of a consumer")
-async def test_a_census_makes_them_certain(own_nats: NatsServer, name: str) -> None:
+async def test_a_count_under_a_pause_makes_them_certain(own_nats: NatsServer, name: str) -> None:
     queue, unreported, reported = await forget_deaths(own_nats, name)
     name = queue.name
     async with connect(settings_of(own_nats)) as connection:
-        look = asyncio.create_task(find_dead_letters(connection, queue, census=True))
+        look = asyncio.create_task(find_dead_letters(connection, queue, count_under_pause=True))
 
         async def is_paused() -> bool:
             return bool((await consumer_info(connection, name, CONSUMER)).get("paused"))

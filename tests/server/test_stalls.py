@@ -82,7 +82,9 @@ async def test_a_paused_consumer_is_named_with_the_end_of_its_pause(connection: 
         await wait(connection, cursor, jobs, reconcile=0.3)
 
 
-async def test_a_brief_pause_such_as_that_of_a_census_is_no_stall(connection: NatsPyConnection, name: str) -> None:
+async def test_a_brief_pause_such_as_that_of_a_count_under_a_pause_is_no_stall(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     await pause(connection, name, timedelta(seconds=10))

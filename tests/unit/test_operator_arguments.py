@@ -71,12 +71,12 @@ def test_a_time_limit_in_every_form(value: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("operator", "error"), [(REDRIVE, RedriveRequestError), (DEAD_LETTERS, SelectionError)])
-def test_a_census_is_a_flag_or_a_template(operator: Callable[..., Any], error: type[Exception]) -> None:
-    assert "census" in operator(census=TEMPLATE).template_fields
+def test_a_count_under_a_pause_is_a_flag_or_a_template(operator: Callable[..., Any], error: type[Exception]) -> None:
+    assert "count_under_pause" in operator(count_under_pause=TEMPLATE).template_fields
     for flag in (True, False, "true", "False", ""):
-        operator(census=flag)
-    with pytest.raises(error, match="expected true or false for census, found 'perhaps'"):
-        operator(census="perhaps")
+        operator(count_under_pause=flag)
+    with pytest.raises(error, match="expected true or false for count_under_pause, found 'perhaps'"):
+        operator(count_under_pause="perhaps")
 
 
 OTHER = {"name": "other", "subjects": ["other.>"], "consumers": [{"name": "w", "max_deliver": 2}]}

@@ -47,7 +47,7 @@ _KNOWN = """\
 
 - nats-server before 2.12: a server that is killed right after acknowledgements may keep open the deliveries of jobs
   that are gone, for good. The consumer then has more jobs in flight than are stored. Its dead letters count as
-  uncertain, neither a worker nor a census ends it, and the scan says so by the risk `inconsistent-consumer`: create the
+  uncertain, neither a worker nor a pause ends it, and the scan names it (`inconsistent-consumer`): create the
   consumer anew, or upgrade.
 - nats-server before 2.11: no answer shows the exact bytes of a subject that isn't UTF-8; the letter stays, and the
   report says so.

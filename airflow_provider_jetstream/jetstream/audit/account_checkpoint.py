@@ -108,7 +108,7 @@ class AccountCheckpoint(BaseModel):
 
 
 async def read_checkpoint(connection: Connection, audit: str, queue: str, created: str) -> AccountCheckpoint:
-    """Read the last checkpoint of a queue; one of no jobs where the audit has none of this queue.
+    """Read the last checkpoint of a queue; an empty checkpoint where the audit has none.
 
     :param audit: the audit's stream
     :param created: when the work queue was created, in the server's own text

@@ -125,7 +125,7 @@ class IntentLog:
 
     @property
     def open_since(self) -> int | None:
-        """The audit's sequence of its first intent of which a letter's outcome isn't known."""
+        """The audit's sequence of the first intent with a letter whose outcome isn't known."""
         return min(self._open, default=None)
 
     def leave_open(self, sequences: Iterable[int]) -> None:
@@ -258,7 +258,7 @@ class KeyRecord(BaseModel):
 async def read_keys(
     connection: Connection, audit: AuditLog, order_key: str, keys: Sequence[str]
 ) -> dict[str, KeyRecord]:
-    """Read the records of keys; a key of which no letter was redriven has none.
+    """Read the records of keys; a key without a redriven letter has no record.
 
     :param order_key: where letters state their key
     """

@@ -199,7 +199,7 @@ class Fence:
         raise NotImplementedError
 
     async def headers(self) -> tuple[tuple[str, str], ...]:
-        """Return headers by which the audit stores a message only while this operation has the lease.
+        """Return headers with which the audit refuses a message once another operation has the lease.
 
         Servers older than 2.11 ignore the second header, so the lease is read instead.
 
@@ -417,7 +417,7 @@ async def take_lease(
 
 
 class _ObservedLease:
-    """The lease as somebody sees it who waits for it.
+    """The lease as a waiting operation has observed it.
 
     :ivar state: the lease as it was last read
     """

@@ -202,7 +202,7 @@ class CommonFields:
 
 @dataclass(slots=True, eq=False)
 class LetterAction:
-    """One action on one dead letter, of which a redrive stores the record; the fields are those of the record.
+    """One action on one dead letter, with the fields of its audit record.
 
     A redrive has as many as letters: they share what they have in common, and the text of that.
     """

@@ -267,7 +267,7 @@ class Redrive(_RedrivePart):
 
 
 def next_state(state: RedriveState, action: ControlAction) -> RedriveState:
-    """Return the state of a redrive in which a control is obeyed; the same one where it changes nothing."""
+    """Return a redrive's state after it has obeyed a control; the same state where the control changes nothing."""
     if state.is_over or (state == RedriveState.FAILED and action != "abort"):
         return state
     if action == "abort":

@@ -66,7 +66,7 @@ class _RequestGroup:
 
 
 class AnswerInbox:
-    """Sends groups of requests, of which at most :data:`MOST_IN_FLIGHT` have no answer yet.
+    """Sends groups of requests with at most :data:`MOST_IN_FLIGHT` unanswered ones.
 
     :param connection: has an event loop
     """
@@ -185,7 +185,7 @@ class AnswerInbox:
                 )
 
     def _write(self, group: _RequestGroup, headers: Sequence[dict[str, str]] | None, start: int, most: int) -> int:
-        """Write at most so many requests, and return the position after the last one."""
+        """Write requests up to a limit, and return the position after the last one."""
         requests, limit = group.requests, self._connection.max_payload
         end, position = min(len(requests), start + most), start
         frames: list[bytes] = []

@@ -138,7 +138,7 @@ class Connection(Protocol):
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
     ) -> list[bytes | TransientError]:
-        """Send many requests together, of which at most a thousand have no answer yet.
+        """Send many requests together, with at most a thousand unanswered ones.
 
         :param requests: subjects and bodies
         :param headers: one for each request, where the requests are messages to be stored

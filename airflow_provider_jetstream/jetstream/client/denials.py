@@ -76,7 +76,7 @@ def error_kind(text: str) -> ErrorKind | None:
 
 
 def last_report_of(said: bytes) -> str:
-    """Return the text of the last ``-ERR`` of a handshake, in which no message comes; empty where there is none.
+    """Return the text of the last ``-ERR`` of a handshake; empty where there is none.
 
     :param said: all that the server has said
     """

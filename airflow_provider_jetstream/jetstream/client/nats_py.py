@@ -67,7 +67,7 @@ _UNSENT: Final = "nothing was sent on"
 _LOOPBACK: Final = "127.0.0.1"
 _CHUNK: Final = 65_536
 _CLOSE_SECONDS: Final = 5.0
-_LOOKS_EVERY: Final = 0.05
+_CHECKED_EVERY: Final = 0.05
 _INFO: Final = ("server_id", "server_name", "version", "proto", "max_payload", "client_id", "client_ip", "jetstream")
 # What nats-py asks its transport for, in the versions that this package supports.
 _ASKED: Final = {
@@ -325,7 +325,7 @@ class NatsPyConnection(Connection):
 
 
 class ClientSubscription:
-    """A subscription of nats-py's client, with who follows denials."""
+    """A subscription of nats-py's client, with its follower of denials."""
 
     __slots__ = ("_number", "_session", "_subscription")
 
@@ -481,7 +481,7 @@ class NatsPyClient(Client):
             link, answered = self._session.link, asyncio.ensure_future(super().flush())
             answered.add_done_callback(lambda done: done.cancelled() or done.exception())
             while not answered.done() and self._session.link is link:
-                await asyncio.wait([answered], timeout=_LOOKS_EVERY)
+                await asyncio.wait([answered], timeout=_CHECKED_EVERY)
         while self.pending_data_size and self.is_connected:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -716,7 +716,7 @@ def _headers(raw: bytes) -> dict[str, str] | None:
 
 
 def _difference() -> str:
-    """Return what of nats-py isn't as this module expects it; empty where all is."""
+    """Return how nats-py differs from what this module expects; empty if it doesn't."""
     if asked := set(Transport.__abstractmethods__) - _ASKED:
         return f"its transport has {', '.join(sorted(asked))}"
     return "" if hasattr(Client(), "_transport") else "Client._transport"

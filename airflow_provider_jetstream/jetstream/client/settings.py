@@ -262,7 +262,7 @@ class ConnectionSettings(BaseModel):
 
     @property
     def way(self) -> str:
-        """By what the client proves who it is, in words; ``none`` where it doesn't."""
+        """The kind of credentials, in words; ``none`` without credentials."""
         for way, fields in _WAYS.items():
             if any(getattr(self, field) is not None for field in fields):
                 return way

@@ -112,7 +112,7 @@ async def get_last_messages(connection: Connection, stream: str, subjects: Seque
 
 
 async def with_exact_subject(connection: Connection, stream: str, message: StoredMessage) -> StoredMessage:
-    """Complete the subject of a message of which an API answer shows only a part: its bytes that aren't UTF-8 miss.
+    """Return the message with its whole subject: the API's JSON drops bytes that aren't UTF-8.
 
     Where the stream allows no direct gets, they stay :data:`~.wire_text.UNKNOWN_BYTE`.
     """

@@ -75,7 +75,7 @@ def tls_problem(error: OSError) -> str:
 
 
 def plaintext_report(host: str, port: int, error: ssl.SSLError) -> str:
-    """Return the text of the ``-ERR`` by which a server refuses connections before TLS; empty where it says none.
+    """Return the text of the ``-ERR`` with which a server refuses a connection before TLS; empty without one.
 
     A server that has as many connections as it takes says so in plaintext, and OpenSSL keeps of that only that it isn't
     TLS. So the server is asked once more, and nothing is sent to it.

@@ -100,7 +100,7 @@ class Unfinished:
         self._searched = self._needed = 0
 
     def drop(self, count: int) -> None:
-        """Take note that so many bytes at the start of the buffer are gone."""
+        """Adjust positions after bytes at the start of the buffer were removed."""
         self._searched, self._needed = self._searched - count, self._needed - count
 
     def next_frame(self, buffer: bytearray | bytes, start: int, filled: int) -> Frame | None:
@@ -565,7 +565,7 @@ def encode_requests(
 
 
 class HeaderBlock:
-    """Headers of many messages, of which only some values differ: the others are encoded once.
+    """Headers of many messages that differ in some values only: the common ones are encoded once.
 
     The server's headers come first. Before 2.14 a server takes the first place where a name of its own occurs, in the
     value of any other header too.

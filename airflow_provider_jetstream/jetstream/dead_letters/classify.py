@@ -255,7 +255,7 @@ def by_end(case: _Case) -> NotDead | None:
 
 
 def by_record(case: _Case) -> NotDead | None:
-    """Call a job redriven that is gone and of which the audit says so; a stored one may have died since.
+    """Call a job redriven if it is gone and the audit says so. A stored job may have died since.
 
     A discarded one stays so unless it was parked since. After a loss of power a record may be about an earlier job of
     the sequence. It names when its job was stored, or the servers' times tell; what they leave unclear is uncertain.

@@ -130,7 +130,7 @@ class EndEvidence:
         return self._stated.ranges() - self._parked.ranges()
 
     def still_discarded(self, before: SequenceRanges) -> SequenceRanges:
-        """Return the jobs that are discarded and weren't brought back, with those that were so before."""
+        """Return the jobs that are discarded and weren't brought back, earlier ones included."""
         brought_back = SequenceRanges.of(job for job, is_discarded in self._discarded.items() if not is_discarded)
         return (before - brought_back) | SequenceRanges.of(job for job, so in self._discarded.items() if so)
 

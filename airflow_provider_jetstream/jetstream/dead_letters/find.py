@@ -44,20 +44,20 @@ class Findings(TaskReport):
 
 
 async def find_dead_letters(
-    connection: Connection, queue: WorkQueue, selection: Selection | None = None, *, census: bool = False
+    connection: Connection, queue: WorkQueue, selection: Selection | None = None, *, count_under_pause: bool = False
 ) -> Findings:
     """Find a queue's dead letters, each with its body.
 
     :param selection: which dead letters; all in circulation where absent
-    :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
+    :param count_under_pause: pause consumers until nothing is in flight, for their ack wait and half a minute
         at most, so that numbers prove which jobs are dead
-    :raises ServerTooOldError: a census needs nats-server 2.11
+    :raises ServerTooOldError: a count under a pause needs nats-server 2.11
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection = selection or Selection()
-    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, census=census)
+    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, count_under_pause=count_under_pause)
     letters: list[DeadLetter] = []
     dismissed: list[NotDead] = []
     async for page in scan.pages(selection):
@@ -170,20 +170,20 @@ async def summarise_dead_letters(
     selection: Selection | None = None,
     group_by: Iterable[str] = (),
     *,
-    census: bool = False,
+    count_under_pause: bool = False,
 ) -> Summary:
     """Count a queue's dead letters, and copy the bodies of letters that have no copy yet.
 
     :param selection: which dead letters are counted; all in circulation where absent
     :param group_by: the fields whose values the letters of a group share
-    :param census: as of :func:`find_dead_letters`
+    :param count_under_pause: as of :func:`find_dead_letters`
     :raises SelectionError: ``group_by`` names an unknown field
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
-    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, census=census)
+    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, count_under_pause=count_under_pause)
     preserver = BodyPreserver(connection, scan)
     summary = Summary(scan.now, fields)
     # The bodies of letters that aren't counted are copied, too.

@@ -482,7 +482,7 @@ async def watch_arrivals(
     *,
     only_new_groups: bool = False,
 ) -> AsyncIterator[ArrivalWatch]:
-    """Watch the letters of a queue; all who wait for letters of one queue on a connection share its one follower."""
+    """Watch the letters of a queue. All watches of a queue on one connection share one follower."""
     watch = ArrivalWatch(queue.name, criteria, interval, reported, only_new_groups=only_new_groups)
     async with shared_follower(connection, queue, unaccounted=criteria.selection.unaccounted) as follower:
         follower.add(watch)

@@ -206,7 +206,7 @@ class BodyPreserver:
         self.not_preserved += len(new) - copied
 
     async def _with_room(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Return the letters whose copies make the dead letter queue drop none of its entries."""
+        """Return the letters whose copies fit: the dead letter queue drops no entry for them."""
         if not letters or not eviction_limits(self._scan.context.dead_letter_queue["config"]):
             return list(letters)
         room = StreamRoom.of(await stream_info(self._connection, self._scan.dead_letter_queue))

@@ -318,7 +318,7 @@ def _add_bounds(reconciliation: Reconciliation, consumer: ConsumerState, most: i
     if most > least and not consumer.stalled:
         text = (
             f"consumer {consumer.name} delivers jobs all the time, so its dead jobs can't be counted: besides those"
-            f" found there are between {least} and {most}, of which {least} count as uncertain; look with a census"
+            f" found there are between {least} and {most}, of which {least} count as uncertain; count under a pause"
         )
         reconciliation.findings.append(Restriction("busy-consumer", text))
 
@@ -348,7 +348,7 @@ def _restart_finding(queue: str, consumer: ConsumerState, count: int) -> Restric
         "deaths-before-restart",
         f"{count} jobs of consumer {consumer.name} of {queue} died before {since}, when {what} and may have forgotten"
         f" that: while {consumer.in_flight} jobs are in flight, those that are still dead count as uncertain; look once"
-        " nothing is in flight, or with a census",
+        " nothing is in flight, or count under a pause",
     )
 
 

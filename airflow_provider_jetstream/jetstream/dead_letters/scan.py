@@ -116,25 +116,32 @@ class Scan:
         queue: WorkQueue,
         *,
         unaccounted: bool = False,
-        census: bool = False,
+        count_under_pause: bool = False,
         since: Scan | None = None,
     ) -> Scan:
         """Read the queue as a whole.
 
         :param unaccounted: whether an unaccounted job with a copy counts as a dead letter
-        :param census: whether to pause consumers for a moment so that more is certain; needs an event loop
+        :param count_under_pause: whether to pause consumers for a moment so that more is certain; needs an event loop
         :param since: an earlier scan, which began as a whole; entries that it has read aren't read again
         :raises QueueDeclarationError: the queue declares no dead letter queue
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
-        :raises ServerTooOldError: a census needs nats-server 2.11
+        :raises ServerTooOldError: a count under a pause needs nats-server 2.11
         """
-        scan = await cls._begin(connection, queue, unaccounted=unaccounted, census=census, since=since)
+        scan = await cls._begin(
+            connection, queue, unaccounted=unaccounted, count_under_pause=count_under_pause, since=since
+        )
         for _ in range(COMPARISONS - 1):
             if not any(scan.reconciliation.unnamed.values()):
                 break
             await sleep(REMOVAL_DELAY)
-            before, scan = scan, await cls._begin(connection, queue, unaccounted=unaccounted, census=census, since=scan)
+            before, scan = (
+                scan,
+                await cls._begin(
+                    connection, queue, unaccounted=unaccounted, count_under_pause=count_under_pause, since=scan
+                ),
+            )
             if scan.confirms(before):
                 break
         numbers, findings = scan.reconciliation, len(scan.reconciliation.findings)
@@ -146,12 +153,12 @@ class Scan:
 
     @classmethod
     async def _begin(
-        cls, connection: Connection, queue: WorkQueue, *, unaccounted: bool, census: bool, since: Scan | None
+        cls, connection: Connection, queue: WorkQueue, *, unaccounted: bool, count_under_pause: bool, since: Scan | None
     ) -> Scan:
         """Read the queue once, and compare its entries with the numbers that were read before them."""
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, time.monotonic()
         reconnects = connection.reconnects
-        snapshot = await take_snapshot(connection, queue, census=census)
+        snapshot = await take_snapshot(connection, queue, count_under_pause=count_under_pause)
         context = ScanContext(queue, snapshot, unaccounted)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         many = context.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES

@@ -52,7 +52,7 @@ _MEANINGS = {
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
     Status.UNCERTAIN: "it was dead before the server last restarted or changed, which may have undone that, or its"
     " consumer's numbers contradict that, and while other jobs are in flight it can't be known; redrive it once nothing"
-    " is in flight, or with a census",
+    " is in flight, or count under a pause",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
     Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
     Status.UNACCOUNTED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"

@@ -173,7 +173,7 @@ class LetterTable:
             await self._run(self._change, letters, snapshot, {*removed})
 
     async def replace(self, after: int, until: int, letters: Sequence[DeadLetter], snapshot: QueueSnapshot) -> None:
-        """Put the letters that there are between two sequences, the second one included; all others there are none."""
+        """Replace the letters between two sequences (the second included) by the given ones."""
         await self._run(self._replace, after, until, letters, snapshot)
 
     async def known(self, sequences: Iterable[int]) -> set[int]:

@@ -71,7 +71,7 @@ class FoundJob:
 async def search_jobs(
     connection: Connection, queue: str, search: JobSearch, on_progress: Callable[[int, int], None] | None = None
 ) -> AsyncGenerator[FoundJob, None]:
-    """Read a queue's stored jobs in order, and yield those that are meant.
+    """Read a queue's stored jobs in order, and yield the jobs that match.
 
     :param queue: the work queue's name
     :param on_progress: called now and then with the number of messages that were read and that are stored

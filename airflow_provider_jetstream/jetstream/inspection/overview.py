@@ -71,7 +71,7 @@ class QueueOverview:
 
     @property
     def without_entry(self) -> str:
-        """A sentence that says how many dead jobs have no entry by which a scan knows them; empty if none."""
+        """A sentence about the number of dead jobs without an entry; empty if there are none."""
         if self.left_over is None or self.dead_letter_queue is None:
             return ""
         name, stored = self.dead_letter_queue["config"]["name"], self.dead_letter_queue["state"]["messages"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _REDRIVES = 20
-# What a stream is like that was looked at so often is looked at again: an audit may have been added.
+# What a stream is like is read again after so many samples: an audit may have been added.
 _DISCOVERED_FOR = 20
 
 
@@ -85,7 +85,7 @@ METRICS: Final[Mapping[str, Metric]] = {
 class _Discovered:
     created: str
     queue: WorkQueue | None
-    looks: int = 0
+    samples: int = 0
 
 
 @dataclass(slots=True)
@@ -144,14 +144,14 @@ class QueueSampler:
     async def _queue(self, connection: Connection, overview: QueueOverview) -> WorkQueue | None:
         created = overview.health.created if overview.health else ""
         known = self._discovered.get(overview.name)
-        if known is None or known.created != created or known.looks >= _DISCOVERED_FOR:
+        if known is None or known.created != created or known.samples >= _DISCOVERED_FOR:
             try:
                 found = await discover_queue(connection, overview.name)
             except JetStreamProviderError:
                 # Made by hand so that jobs would be lost, or just removed.
                 found = None
             known = self._discovered[overview.name] = _Discovered(created, found)
-        known.looks += 1
+        known.samples += 1
         return known.queue
 
 

@@ -103,9 +103,9 @@ def worst(states: list[PartState]) -> QueueState:
 
 
 class QueueWatch:
-    """The states of one queue's parts from look to look.
+    """The states of one queue's parts from one reading to the next.
 
-    :ivar states: of the last look, the most urgent first
+    :ivar states: of the last reading, the most urgent first
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class QueueWatch:
         return self.states
 
     def _ends(self, health: QueueHealth, last: QueueHealth | None, name: str) -> _Ends:
-        """Return when a job of a consumer was last seen to have ended, and since when none of those in flight has."""
+        """Return the time of a consumer's last end, and the time since which no job in flight has ended."""
         now, known = health.consumers[name], self._known.get(f"consumer:{name}")
         before = last.consumers.get(name) if last else None
         ended_at = known.ended_at if known else None

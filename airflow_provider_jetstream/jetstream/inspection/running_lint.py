@@ -108,7 +108,7 @@ async def _configured(connection: Connection, queue: str) -> list[QueueWarning]:
 async def _reported(
     connection: Connection, queue: WorkQueue, info: Mapping[str, Any], consumers: Mapping[str, Mapping[str, Any]]
 ) -> list[QueueWarning]:
-    """Return what the fields mean that the server has, whoever set them."""
+    """Return the warnings about fields of the server's configuration, whoever set them."""
     found = [*field_findings("queue", info, "lint")]
     for name, consumer in consumers.items():
         found += field_findings("consumer", consumer, "lint", name=name, queue=queue.name)

@@ -99,7 +99,7 @@ async def wait_for_messages(
 
 
 async def _probe(connection: Connection, stream: str, config: Mapping[str, Any], seconds: float = 0.0) -> bool:
-    """Return whether a message can be delivered, within so many seconds."""
+    """Return whether the server can deliver a message within a number of seconds."""
     at_once = seconds <= _AT_ONCE
     longest = min(_LONGEST_REQUEST, _PART * connection.timeout, (config.get("max_expires") or 1e18) / NANOSECONDS)
     request = pull_request(

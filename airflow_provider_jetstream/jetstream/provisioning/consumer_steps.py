@@ -204,7 +204,7 @@ class _Changes:
         return replace(step, action=action, blocked=(*step.blocked, *blocked), drain=waited)
 
     def _resize(self, name: str, step: Step, *, drain: bool) -> Step:
-        """Return the step of a consumer that may be one of so many partitions.
+        """Return the step for a consumer that may be a partition.
 
         With another number keys have other partitions: the stored jobs of a key and its new ones would have different
         consumers. With a smaller one the last partitions have no workers.

@@ -6,14 +6,14 @@ what died there. So the switch has an order, observed with nats-server 2.10 to 2
 1. Until all the consumers whose filters change are idle, nothing is changed. Workers and publishers go on.
 2. Dead letters that another consumer would deliver are parked, while the numbers of the idle consumers prove them.
 3. A consumer gives its subjects up: by its new filters, or, where it is to be removed, by a filter that no job matches.
-   From then on it delivers nothing more of them. Whatever it delivered between the last look and this request is
+   From then on it delivers nothing more of them. Whatever it delivered between the last reading and this request is
    awaited and parked like the rest: only this consumer delivers such a job again, while no other one has its subject.
 4. It is removed where nothing is left for it. Then the others are created.
 
 Every step can be repeated. What a consumer gave up is in its metadata until step 4, so a killed process leaves a queue
 that the next call goes on with. A program that creates its consumer when it starts takes the subjects back: then the
-consumer is awaited again. Between the last look and the removal of a consumer the server has no condition to offer: a
-program that creates the consumer anew and pulls within that one request has its job delivered again.
+consumer is awaited again. Between the last reading and the removal of a consumer the server has no condition to offer:
+a program that creates the consumer anew and pulls within that one request has its job delivered again.
 
 Every consumer of a work queue begins with the first stored job: the server refuses one that would start past anything.
 So what died while the queue had another consumer, or one of the same name, would be delivered once more, and is parked.

@@ -197,7 +197,7 @@ class Reservations:
         return document_subject(self._queue, digest, "reserved")
 
     async def _store(self, jobs: Mapping[str, tuple[int, int]]) -> list[str]:
-        """Store reservations of jobs, each behind the last message of its subject; return those that have others.
+        """Store reservations of jobs, each behind its subject's last message; return those that others have taken.
 
         :param jobs: by their digests, the sequences of jobs and of those messages
         """

@@ -34,7 +34,7 @@ _PAUSE: Final = 0.001
 
 
 class JobReader:
-    """Reads jobs ahead of the sender, so many at most, and ends their source when it is left.
+    """Reads a bounded number of jobs ahead of the sender, and closes the source when the block ends.
 
     Jobs of a list are prepared before the first is returned. Those of another source become a batch when there are
     enough of them, or when the sender has no other: then it prepares them itself, since the source may block.

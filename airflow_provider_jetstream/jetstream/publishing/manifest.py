@@ -558,7 +558,7 @@ class _Rows:
         self._inline += digest + body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
 
     async def take(self, report: PublishReport, *, only_full: bool = False) -> bool:
-        """Add the noted jobs that are stored by now, and store parts of those that a record doesn't hold.
+        """Add the noted jobs that are stored by now, and store the rows that don't fit into the record as parts.
 
         :param only_full: whether to store full parts only
         :return: whether a part was stored
@@ -585,7 +585,7 @@ class _Rows:
         return stored
 
     def recorded(self, record: ManifestRecord) -> ManifestRecord:
-        """Return a record with the rows, and with those that another run of its idempotency key has added meanwhile."""
+        """Return a record with the rows, including the rows of other runs with the same idempotency key."""
         for row in _split(_decoded(record.rows) or b""):
             if row not in self._recorded:
                 self._recorded.add(row)

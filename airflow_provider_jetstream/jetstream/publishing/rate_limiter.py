@@ -45,12 +45,12 @@ class RateLimiter:
         return max(1, min(maximum, int(_EARLY / self._interval / 2))) if self._interval else maximum
 
     async def wait(self, count: int) -> None:
-        """Wait until so many more messages are allowed."""
+        """Wait until the rate allows a number of further messages."""
         if (seconds := self.delay(count)) > 0:
             await asyncio.sleep(seconds)
 
     def delay(self, count: int) -> float:
-        """Return the seconds until so many more messages are allowed; 0 or less where they are allowed now."""
+        """Return the seconds until the rate allows a number of further messages; 0 or less if it does now."""
         if not self._interval:
             return 0.0
         return self._due + (count - 1) * self._interval - _EARLY - time.monotonic()

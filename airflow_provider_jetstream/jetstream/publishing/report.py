@@ -173,7 +173,7 @@ class PublishReport(TaskReport):
 
     @property
     def job_count(self) -> int:
-        """How many jobs of the task are stored, those included that it doesn't name any more."""
+        """The number of the task's stored jobs, including jobs that its list doesn't name any more."""
         return len(self.sequences) - self.sequences.count(0) + len(self.extra)
 
     def queue_sequences(self) -> array[int]:
@@ -190,7 +190,7 @@ class PublishReport(TaskReport):
         return sequence_ranges(self.queue_sequences() + self.extra)
 
     def awaited(self) -> set[int]:
-        """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more.
+        """Return the sequences of all jobs of the task, including jobs that its list doesn't name any more.
 
         Those of schedules are left out: they are of another stream.
         """

@@ -313,7 +313,7 @@ def moved_headers(due: Headers, made_id: str) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class DueJobs:
-    """The scheduled jobs of a queue that are due and that it doesn't have yet.
+    """The scheduled jobs that are due and not stored in the queue yet.
 
     :param queue: its name
     :param count: how many they are

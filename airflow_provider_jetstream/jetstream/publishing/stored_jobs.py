@@ -107,7 +107,7 @@ class _DigestTable:
             yield bytes(row[:DIGEST_BYTES]), bytes(row[DIGEST_BYTES:])
 
     def position(self, digest: bytes) -> int | None:
-        """Return the number of a digest in the order in which digests came; ``None`` where it is unknown."""
+        """Return the position of a digest in the order of adding; ``None`` for an unknown digest."""
         row = self._slots[self._slot(digest)]
         return row - 1 if row else None
 
@@ -259,7 +259,7 @@ class StoredJobs:
         self._unverified.clear()
 
     def not_listed(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield message id, body digest and sequence of messages that name the task and are none of the list's jobs."""
+        """Yield message id, body digest and sequence of the task's messages that the list doesn't have."""
         for digest, value in self._named_task:
             if digest not in self._listed and self._own.position(digest) is None:
                 yield digest, *_stored_value(value)
@@ -271,7 +271,7 @@ class StoredJobs:
 
     @property
     def may_have_others(self) -> bool:
-        """Whether a search found what may be a job of the task and is none of the list's: it has to be found again."""
+        """Whether a search found a possible job of the task that isn't listed, so that a retry searches again."""
         if self.are_named:
             return next(self.not_listed(), None) is not None
         found = (digest for table in (self._message_ids, self._ended) for digest, _ in table)

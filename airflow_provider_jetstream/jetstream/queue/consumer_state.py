@@ -52,7 +52,7 @@ class ConsumerState:
         queue has yet to acknowledge them; ``None`` where there is none
     :param up_since: since when the server that keeps its state certainly hasn't restarted; ``None`` where unknown
     :param clustered: whether another server may come to keep its state
-    :param settlement: what a census has proved
+    :param settlement: what a count under a pause has proved
     :param deliveries: how often it delivered a job since it was created or reset
     :param sample_freq: the share of acknowledgements that the server reports, in its own form
     :param findings: what its fields mean for its jobs

@@ -7,7 +7,7 @@ no marks: of its consumers no change is known.
 A worker's role is for one consumer, but a worker may name the job of any: in a record or a completion that it stores,
 and in its ``+TERM``, of which the server announces a termination by that consumer although the consumer never had the
 job (nats-server 2.10 to 2.15). So what workers bring about counts only from a consumer that may have had the job. An
-ack metric needs no such look: the server sends one only of a job that the consumer has in flight.
+ack metric needs no such check: the server sends one only of a job that the consumer has in flight.
 """
 
 from __future__ import annotations

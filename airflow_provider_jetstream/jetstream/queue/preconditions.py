@@ -101,11 +101,11 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
                 f" {consumer.in_flight} open deliveries were the last ones of their jobs is known once it"
                 " resumes; look again then",
             )
-    for name, in_flight in snapshot.census.incomplete.items() if snapshot.census else ():
+    for name, in_flight in snapshot.paused_count.incomplete.items() if snapshot.paused_count else ():
         yield Restriction(
-            "census-incomplete",
+            "count-incomplete",
             f"{in_flight} jobs of consumer {name} of {queue} stayed in flight, or waited for another delivery, while"
-            " the census paused it: which of its jobs are dead isn't certain; try again when fewer jobs run or fail",
+            " the count paused it: which of its jobs are dead isn't certain; try again when fewer jobs run or fail",
         )
     if held := held_problem(queue, snapshot.held_above):
         yield Restriction("sourced-queue", f"{held}, so dead ones without an entry count as uncertain")

@@ -19,9 +19,9 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.contract import companion_filter
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.queue.census import take_census
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState, consumer_state, filter_subjects
 from airflow_provider_jetstream.jetstream.queue.filter_marks import may_have_had
+from airflow_provider_jetstream.jetstream.queue.paused_count import take_paused_count
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since, watch_server
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_api import ListedConsumers
-    from airflow_provider_jetstream.jetstream.queue.census import Census
+    from airflow_provider_jetstream.jetstream.queue.paused_count import PausedCount
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _MAX_COUNTS = 5
@@ -51,7 +51,7 @@ class QueueSnapshot:
     :param unconsumed: subjects that match no consumer's filter, with their number of jobs
     :param companions: by name the server's STREAM.INFO of each declared companion that exists
     :param audit: the audit's stream, if it exists
-    :param census: what a census has proved, where one was taken
+    :param paused_count: what a count under a pause has proved, where one was made
     :param reported: the server's whole STREAM.INFO
     """
 
@@ -64,7 +64,7 @@ class QueueSnapshot:
     unconsumed: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     audit: str | None = None
-    census: Census | None = None
+    paused_count: PausedCount | None = None
     reported: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -115,17 +115,17 @@ class QueueSnapshot:
         return None
 
 
-async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: bool = False) -> QueueSnapshot:
+async def take_snapshot(connection: Connection, queue: WorkQueue, *, count_under_pause: bool = False) -> QueueSnapshot:
     """Read a queue's stream, companions and consumers, after the server has published every advisory that is due.
 
-    :param census: whether to pause consumers with open deliveries until they have none, so that numbers prove more
+    :param count_under_pause: pause consumers with open deliveries until they have none, so that numbers prove more
     :raises NotFoundError: the work queue doesn't exist
-    :raises ServerTooOldError: a census needs a newer server
+    :raises ServerTooOldError: a count under a pause needs a newer server
     """
     probed = await probe_consumers(connection, queue.name)
     taken = None
-    if census:
-        taken = await take_census(connection, queue.name, probed)
+    if count_under_pause:
+        taken = await take_paused_count(connection, queue.name, probed)
         probed = await probe_consumers(connection, queue.name)
     consumers, counts = await _count_between_reads(connection, queue.name, probed)
     # Read after the consumers: an advisory of each death that their numbers include is in the dead letter queue then.
@@ -133,7 +133,7 @@ async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: boo
     info = counts.info
     audit = companions.get(queue.audit.name) if queue.audit else None
     if audit is not None:
-        # Even if nothing is in flight: deaths from now on are believed by later looks.
+        # Even if nothing is in flight: deaths from now on are believed by later scans.
         await watch_server(connection, audit)
         consumers = await _with_uptime(connection, consumers, audit, needed=taken is not None)
     return QueueSnapshot(
@@ -146,7 +146,7 @@ async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: boo
         unconsumed=counts.unconsumed,
         companions=companions,
         audit=audit["config"]["name"] if audit else None,
-        census=taken,
+        paused_count=taken,
         reported=info,
     )
 
@@ -162,10 +162,10 @@ async def _with_uptime(
     return consumers | {consumer.name: replace(consumer, up_since=up_since) for consumer in alone}
 
 
-def _with_settlement(consumer: ConsumerState, census: Census | None) -> ConsumerState:
-    if census is None or census.created.get(consumer.name) != consumer.created:
+def _with_settlement(consumer: ConsumerState, paused_count: PausedCount | None) -> ConsumerState:
+    if paused_count is None or paused_count.created.get(consumer.name) != consumer.created:
         return consumer
-    settlement = census.settlements[consumer.name]
+    settlement = paused_count.settlements[consumer.name]
     # One that was reset since delivers jobs again.
     return replace(consumer, settlement=settlement) if consumer.delivered >= settlement.sequence else consumer
 
@@ -227,7 +227,7 @@ async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> Q
         audit = snapshot.companions[snapshot.audit]
         consumers = await _with_uptime(connection, consumers, audit, needed=needed)
     for name, before in snapshot.consumers.items():
-        # A server that restarted, or another one, may have forgotten deaths that a census proved.
+        # A server that restarted, or another one, may have forgotten deaths that a count under a pause proved.
         after = consumers[name]
         if before.settlement and after.up_since == before.up_since and (after.up_since or not after.clustered):
             consumers[name] = replace(after, settlement=before.settlement)

@@ -407,7 +407,7 @@ def _moment(text: str) -> datetime | None:
 
 @lru_cache(maxsize=64)
 def _load(text: str) -> WorkQueue | None:
-    """Return the declaration of a text that anybody may have written who may update the stream."""
+    """Parse a declaration from the stream's metadata, which whoever may update the stream may have written."""
     if not text or len(text) > _LONGEST:
         return None
     try:

@@ -279,7 +279,7 @@ def _note(
 
 
 class _Missing:
-    """The sequences that a stream no longer holds, of which some turn up in its archive.
+    """The sequences that a stream no longer holds; the archive may have copies of some.
 
     :param start: the first sequence that may be missing
     """

@@ -41,7 +41,7 @@ _ADVICE = "raise the limit, declare discard new, or redrive all letters in place
 
 
 class CopyRoom:
-    """The room in the streams in which a redrive stores.
+    """The free room of each stream in which a redrive stores.
 
     :param config: the configuration on the server of the queue that gets the new jobs
     :param letters_config: the dead letter queue's, if it is known
@@ -153,7 +153,7 @@ def take_room(room: StreamRoom, job: RedrivenJob) -> None:
 def require_room_for_all(
     snapshot: QueueSnapshot, letters: int, largest: int, dead_letter_queue: str | None = None
 ) -> None:
-    """Refuse a redrive by several processes, none of which knows what the others are about to store.
+    """Refuse a redrive by several processes where copies may not fit: no process knows what the others store.
 
     :param letters: how many copies there may be
     :param largest: the largest message that the server accepts

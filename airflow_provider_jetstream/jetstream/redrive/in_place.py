@@ -231,7 +231,7 @@ class Requeueing:
         return found
 
     async def _prepare(self, page: ProvedPage) -> set[int]:
-        """Finish the letters of a page that a reset must not deliver; return the sequences of those that none delivers.
+        """Finish the letters that a reset must not deliver; return the sequences of letters that no reset delivers.
 
         A job that has ended, or has a new job, would be delivered once more.
         """

@@ -412,7 +412,7 @@ async def _is_stored(connection: Connection, stream: str, sequence: int) -> bool
 
 
 async def _place_of(audit: AuditLog, letter: DeadLetter) -> int:
-    """Return the sequence of the first job of which a letter's job is a copy, or a copy of a copy."""
+    """Return the sequence of the original job, from which a letter's job was copied by one or more redrives."""
     place, before = letter.sequence, copied_from(letter)
     while before is not None and before < place:
         record = await audit.last_record(before)

@@ -64,7 +64,7 @@ _LONGEST_REASON = 500
 _POLLS_OF_QUEUE = 10
 # Of the report, what the record has elsewhere.
 _ELSEWHERE: Final = frozenset({"redrive", "state", "reason", "outcomes", "waves"})
-_PLAIN = ("subject", "rate", "max_redrives", "order_key", "census", "discard", "without_copy", "undo")
+_PLAIN = ("subject", "rate", "max_redrives", "order_key", "count_under_pause", "discard", "without_copy", "undo")
 
 
 @asynccontextmanager
@@ -221,7 +221,7 @@ class Operation:
 
     @property
     def asked(self) -> str:
-        """What a person asked last that isn't obeyed yet, by whom and why."""
+        """The last control that isn't obeyed yet, with who asked and why."""
         control = self.last_control()
         return control.summary if control else ""
 

@@ -131,7 +131,9 @@ async def preview(
     """
     request = own_request(request, queue)
     check_order(request, queue)
-    scan = await Scan.begin(connection, queue, unaccounted=request.selection.unaccounted, census=request.census)
+    scan = await Scan.begin(
+        connection, queue, unaccounted=request.selection.unaccounted, count_under_pause=request.count_under_pause
+    )
     if scan.audit is None:
         raise no_audit(queue.name)
     target = await read_target(connection, request, scan)
@@ -250,7 +252,7 @@ async def preview_letter(
 
 
 def body_difference(before: bytes, after: bytes) -> str:
-    """Return the first lines in which two bodies differ; JSON with a line for each value, which changes no value.
+    """Return the first lines in which two bodies differ. JSON is shown with a line for each value.
 
     What isn't UTF-8 is escaped. Empty where nothing differs.
     """

@@ -71,7 +71,7 @@ async def recover(
     *,
     can_repeat: bool = True,
 ) -> None:
-    """Finish what redrives began that were cut off; set letters aside of which it isn't known how far they came.
+    """Finish the intents of redrives that were cut off; set aside the letters whose progress isn't known.
 
     :param context: of the scan that has just begun
     :param classify: proves letters by their stream sequences
@@ -209,7 +209,7 @@ def _is_repeatable(found: OpenIntent, search: CopySearch, up_since: datetime | N
 
 
 async def _carry_on(intents: IntentLog, opened: _Opened, aside: Mapping[int, str]) -> None:
-    """Record once more the intents that stay open, so that the next redrive finds them behind those that are closed."""
+    """Record the intents that stay open once more, behind the closed ones, where the next redrive finds them."""
     groups: dict[int, tuple[OpenIntent, list[IntendedLetter]]] = {}
     for sequence in aside:
         for found in opened[sequence]:

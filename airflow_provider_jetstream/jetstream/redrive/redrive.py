@@ -201,8 +201,10 @@ async def _step(operation: Operation, rule: NextLetters) -> None:
     # What was scanned before another operation released the lease isn't so any more.
     async with redrive_lease(connection, queue, request, operation.stopped) as lease:
         # The jobs of earlier steps are in flight.
-        census = request.census and (request.order_key is None or not rule.is_listed)
-        scan = await Scan.begin(connection, queue, unaccounted=request.selection.unaccounted, census=census)
+        count_under_pause = request.count_under_pause and (request.order_key is None or not rule.is_listed)
+        scan = await Scan.begin(
+            connection, queue, unaccounted=request.selection.unaccounted, count_under_pause=count_under_pause
+        )
         if lease is None or scan.audit is None:
             raise no_audit(queue.name)
         scan.audit = scan.audit.fenced(lease)

@@ -187,7 +187,7 @@ def _encoded_around(redrives: int, stream: str, consumer: str) -> tuple[bytes, b
 
 
 def _first_id(letter: DeadLetter, content: Content) -> Pairs:
-    """Return the header by which a new job is known as the original was, where nothing else in it says so."""
+    """Return the `Job-Id` header that gives a new job the original's id, where nothing else in it does."""
     own = stated_job_id(letter.headers, letter.body)
     if own is None or header_job_id(letter.headers) or header_job_id(content.headers):
         return ()

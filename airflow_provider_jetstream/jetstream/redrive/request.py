@@ -46,7 +46,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "discard": (bool, "True or False"),
     "without_copy": (bool, "True or False"),
     "undo": _OPTIONAL_TEXT,
-    "census": (bool, "True or False"),
+    "count_under_pause": (bool, "True or False"),
     "keep_open": (bool, "True or False"),
 }
 
@@ -82,7 +82,7 @@ class RedriveRequest(TaskValue):
     :param run: the redrive's key, one token: a redrive with the key of one that was cut off continues it
     :param lease_timeout: how long to wait at most for another operation that changes the queue's letters: seconds, a
         :class:`~datetime.timedelta`, or text such as ``"2m"``
-    :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
+    :param count_under_pause: pause consumers until nothing is in flight, for their ack wait and half a minute
         at most, so that more letters are certain; needs nats-server 2.11
     :param waves: how many letters each wave brings back, ``rest`` as the last one for all that remain, such as
         ``[10, 100, "rest"]``: the ends of a wave's jobs are awaited before the next; one wave without a gate where
@@ -115,7 +115,7 @@ class RedriveRequest(TaskValue):
     who: dict[str, Any] = field(default_factory=dict)
     run: str | None = None
     lease_timeout: timedelta | float | str = LEASE_TIMEOUT
-    census: bool = False
+    count_under_pause: bool = False
     keep_open: bool = False
     waves: Sequence[WaveSize] = ()
     stop_when: StopWhen | Mapping[str, Any] | float | None = None

@@ -189,7 +189,7 @@ class Steps:
                 return
 
     async def repeat(self, letters: Sequence[DeadLetter], opened: Mapping[int, Sequence[OpenIntent]]) -> set[int]:
-        """Store the new jobs of letters once more, where the server still drops those that are stored already.
+        """Store the new jobs of letters once more, while the server still drops a job that is stored already.
 
         :param opened: by stream sequence the intents to store them, under the last one's id
         :return: the stream sequences of those that are recorded
@@ -228,7 +228,7 @@ class Steps:
         jobs: Sequence[RedrivenJob],
         discarded: Sequence[Done] = (),
     ) -> set[int]:
-        """Redrive and park letters for which there is room; return the stream sequences of those that are recorded.
+        """Redrive and park the letters for which there is room; return the sequences of the recorded letters.
 
         :param begun: letters whose new jobs are stored
         :param discarded: letters for which nothing is stored but their record
@@ -456,7 +456,7 @@ class Steps:
                 self._add_unstored(batch, job.letter, sequence)
 
     async def _store_jobs(self, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
-        """Store new jobs, under other ids where somebody else has used theirs, of which intents are recorded first."""
+        """Store new jobs. A job whose id somebody else has used gets another id, recorded as an intent first."""
         target = self._target.for_intent(self._last_copy)
         answers = await store_jobs(self._connection, jobs, target)
         if not any(isinstance(answer, IdTaken) for answer in answers):

@@ -126,7 +126,7 @@ class Waves(NextLetters):
 
     @property
     def selection(self) -> Selection:
-        """Which letters are selected, with those that died again and are to be brought back once more."""
+        """The selection, plus the letters that died again and come back once more."""
         selection = self.operation.request.selection
         if selection.sequences is not None and (again := self.brought_again()):
             return selection.model_copy(update={"sequences": selection.sequences | frozenset(again)})
@@ -186,7 +186,7 @@ class Waves(NextLetters):
         return False
 
     def _changed(self, wave: Wave, **update: Any) -> tuple[Wave, ...]:
-        """Return the recorded waves, of which the last is another one with some fields changed."""
+        """Return the recorded waves with some fields of the last one changed."""
         waves = self.operation.record.waves if self.operation.record else ()
         return (*waves[:-1], wave.model_copy(update=update))
 

@@ -115,7 +115,7 @@ def _scheduler(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _mover(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what moves jobs that are due; who stores schedules has no need to take jobs that are due."""
+    """Yield the permissions to move due jobs, which the role `scheduler` doesn't need."""
     if queue.schedules is None:
         return
     name, purpose = f"{queue.schedules.name}.{MOVER}", "jobs that are due"

@@ -166,7 +166,7 @@ class QueueConsumers:
 
 
 async def read_jobs(connection: Connection, queue: str, sequences: Sequence[int]) -> list[StoredMessage | None]:
-    """Return jobs as the queue stores them; ``None`` where it doesn't."""
+    """Return the stored jobs of some sequences; ``None`` for a sequence without a stored job."""
 
     async def read(sequence: int) -> StoredMessage | None:
         return await get_message(connection, queue, sequence)
@@ -336,7 +336,7 @@ class Comparison:
 
 
 def other_stream(cursor: Cursor, created: str) -> QueueGoneError:
-    """Return the error of a queue that isn't the stream in which the jobs of a wait were stored.
+    """Return the error for a queue whose stream was created anew since the wait's jobs were stored.
 
     A stream that is deleted and created anew starts its sequences again. The end of another job would then look like
     that of an awaited one, since events of the server name a job by its sequence only.

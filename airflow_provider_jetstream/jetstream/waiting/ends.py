@@ -123,7 +123,7 @@ class JobEnd(NamedTuple):
 
     @property
     def is_report(self) -> bool:
-        """Whether only a handler of the dead letter queue says so, who needn't know."""
+        """Whether only a handler's report states this end: the handler may be wrong."""
         return self.note == _REPORTED
 
 

@@ -150,7 +150,7 @@ class JobsHandle(BaseModel):
         return replace(cursor, events_from=1) if is_beyond else cursor
 
     async def report(self, connection: Connection | None = None) -> tuple[WaitReport, dict[str, int]]:
-        """Return the report on the jobs, none of which has ended, and the sequences of advised ones by their digests.
+        """Return a report in which no job has ended, and by digest the sequences of jobs with an advisory subject.
 
         :param connection: needed where the handle has parts
         :raises QueueGoneError: the events stream doesn't store a part any more

@@ -111,7 +111,7 @@ class JobReport(TaskReport):
 
 
 class JobIds:
-    """The ids of jobs by their sequences, in the order in which they were published until these are known.
+    """The ids of jobs by sequence; in the order of publishing until sequences are known.
 
     A worker that only acknowledges leaves no trace of a job's id, so what reports on single jobs has to know it. The
     ids are compact in memory, and a document for a process that goes on waiting.

@@ -89,7 +89,7 @@ class WaitPolicy(TaskValue):
         return any(self._exceeds(state, len(getattr(report, state))) for state in _TOO_MANY)
 
     def is_attainable_without(self, report: WaitReport, stalled: int) -> bool:
-        """Return whether the wait may still succeed although so many of the awaited jobs never end."""
+        """Return whether the wait can still succeed if a number of the awaited jobs never end."""
         if self.min_completed is None:
             return False
         return len(report.completed) + len(report.awaited) - stalled >= self.min_completed

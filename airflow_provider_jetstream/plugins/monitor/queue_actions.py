@@ -445,7 +445,7 @@ class QueueActions:
         self._redrives: SingleFlightCache[tuple[Redrive, ...]] = SingleFlightCache(_MOST_QUEUES, _REDRIVES_SECONDS)
 
     async def redrives(self, connection: str, queue: str) -> tuple[Redrive, ...]:
-        """Return the redrives of a queue, whoever may see them; all viewers share one look at the audit."""
+        """Return the redrives of a queue, whoever may see them; all viewers share one reading of the audit."""
 
         async def read() -> tuple[Redrive, ...]:
             poller = await self._pollers.of_queue(connection, queue)

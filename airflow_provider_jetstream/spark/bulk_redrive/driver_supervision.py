@@ -94,8 +94,8 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    if request.census:
-        raise RedriveRequestError("expected no census of a bulk redrive, found one: redrive without Spark")
+    if request.count_under_pause:
+        raise RedriveRequestError("expected no count under a pause of a bulk redrive, found one: redrive without Spark")
     declared = await load_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)

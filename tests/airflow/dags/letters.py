@@ -63,7 +63,7 @@ with DAG("letters", schedule=None):
         task_id="at_once",
         work_queue=LETTERS,
         min_count=2,
-        census="{{ true }}",
+        count_under_pause="{{ true }}",
         poke_interval=1,
         timeout=120,
         deferrable=True,
@@ -71,7 +71,7 @@ with DAG("letters", schedule=None):
     redrive = JetStreamRedriveOperator(
         task_id="redrive",
         work_queue=LETTERS,
-        census="{{ ti.task_id == 'redrive' }}",
+        count_under_pause="{{ ti.task_id == 'redrive' }}",
         wait_for_completion=True,
         wait_timeout=timedelta(minutes=5),
         deferrable=True,

@@ -10,7 +10,7 @@ const PLAN = {
   stop_when: ["Stops", (value) => stopsWhen(value)],
   max_redrives: ["Parked after", (value) => counted(value, "redrive")],
   order_key: ["In order of", String],
-  census: ["Counted", () => "while the consumers were paused"],
+  count_under_pause: ["Counted", () => "while the consumers were paused"],
 };
 
 /** @param {any} rule */

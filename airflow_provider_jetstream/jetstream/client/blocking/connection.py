@@ -62,7 +62,7 @@ class Request:
 
 
 class RequestBatch:
-    """One request with many answers, of which the last one has a status."""
+    """One request with many answers; the last answer has a status."""
 
     __slots__ = ("payload", "subject")
 

@@ -1,4 +1,4 @@
-"""A census pauses each consumer with open deliveries until none is open, so that numbers prove which jobs are dead.
+"""A count under a pause: consumers are paused until nothing is in flight, so that numbers prove which jobs are dead.
 
 While deliveries are open, which of a consumer's delivered jobs are dead is known from entries only. On a queue that is
 never idle that moment never comes by itself. During a pause workers keep the jobs that they have, can acknowledge them,
@@ -30,8 +30,8 @@ _POLL_PAUSE = 0.05
 
 
 @dataclass(slots=True)
-class Census:
-    """What a census has proved.
+class PausedCount:
+    """What a count under a pause has proved.
 
     :param settlements: by consumer what it proved
     :param created: by consumer when that was created
@@ -43,7 +43,7 @@ class Census:
     incomplete: dict[str, int] = field(default_factory=dict)
 
 
-async def take_census(connection: Connection, queue: str, consumers: ListedConsumers) -> Census:
+async def take_paused_count(connection: Connection, queue: str, consumers: ListedConsumers) -> PausedCount:
     """Pause the consumers that have open deliveries until they have none, and return what that proves.
 
     :param consumers: the consumers, read just now
@@ -53,25 +53,25 @@ async def take_census(connection: Connection, queue: str, consumers: ListedConsu
     if connection.api_level < PAUSE_LEVEL:
         version = ".".join(map(str, connection.server_version))
         raise ServerTooOldError(
-            f"a census of {queue}: expected nats-server 2.11 or later, which can pause consumers, found {version}:"
-            " upgrade it, or leave census out; nothing was changed"
+            f"a count under a pause of {queue}: expected nats-server 2.11 or later, which can pause consumers,"
+            f" found {version}: upgrade it, or leave count_under_pause out; nothing was changed"
         )
     return await _Pauses(connection, queue, consumers).settle()
 
 
 class _Pauses:
-    """The consumers that a census has yet to settle, each paused unless somebody else has paused it."""
+    """The consumers that a count has yet to settle, each paused unless somebody else has paused it."""
 
     def __init__(self, connection: Connection, queue: str, consumers: ListedConsumers) -> None:
         self._connection = connection
         self._queue = queue
         self._consumers = consumers
-        self._census = Census()
+        self._count = PausedCount()
         # By consumer when its pause began, or somebody else's was found.
         self._since: dict[str, float] = {}
         self._pauses: dict[str, AsyncExitStack] = {}
 
-    async def settle(self) -> Census:
+    async def settle(self) -> PausedCount:
         waiting = [name for name in self._consumers if not self._is_settled(name)]
         try:
             while waiting:
@@ -83,7 +83,7 @@ class _Pauses:
                 waiting = [name for name in waiting if name not in ended]
         finally:
             await map_concurrently(self._resume, list(self._pauses))
-        return self._census
+        return self._count
 
     async def _begin_pause(self, name: str) -> None:
         if name in self._pauses or self._consumers[name].get("paused"):
@@ -107,8 +107,8 @@ class _Pauses:
             return False
         if info is not None:
             state = consumer_state(info, 0, None, self._consumers.held_above)
-            self._census.settlements[name] = Settlement(state.settled, state.taken_at)
-            self._census.created[name] = state.created
+            self._count.settlements[name] = Settlement(state.settled, state.taken_at)
+            self._count.created[name] = state.created
         return True
 
     def _is_over(self, name: str) -> bool:
@@ -116,5 +116,5 @@ class _Pauses:
         limit = min(state.max_ack_wait.total_seconds(), LONGEST_PAUSE)
         if time.monotonic() - self._since[name] <= limit:
             return False
-        self._census.incomplete[name] = state.in_flight
+        self._count.incomplete[name] = state.in_flight
         return True

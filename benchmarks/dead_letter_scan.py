@@ -1,10 +1,10 @@
-"""Looks at dead letters: the first one, and one with ten new letters, at queues of very different sizes.
+"""Scans dead letters: the first one, and one with ten new letters, at queues of very different sizes.
 
 Every size gets a queue with events, archive and audit: jobs of 64 bytes, dead by one delivery, their advisories
 captured, and a few jobs that are done. Each round is a process with a server of its own, on a copy of the prepared
-store. A look counts only if it found every letter. Requests are the messages that the server has received, without the
-copies of bodies that a look stores; these are counted beside them. The first look of a follower copies each body into
-the dead letter queue, and from then on looks read what has changed. A hold is how long the event loop's thread worked
+store. A scan counts only if it found every letter. Requests are the messages that the server has received, without the
+copies of bodies that a scan stores; these are counted beside them. The first scan of a follower copies each body into
+the dead letter queue, and from then on scans read what has changed. A hold is how long the event loop's thread worked
 on one callback, by its own CPU time, without the full passes of Python's garbage collector: these take as long as all
 objects of the process ask for. Five rounds of 1,000 letters, three of 100,000, one of 1,000,000. Bytes a letter are the
 growth of the process by a follower that knows all letters.
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
-NAME = "looked"
+NAME = "scanned"
 BODY = b"x" * 64
 _NEW = 10
 # By size, how many rounds; and the size from which the growth of the process is more than noise.
 _ROUNDS = {1_000: 5, 100_000: 3, 1_000_000: 1}
 _MANY = 50_000
 _FIRST, _COPYING, _NEXT, _IDLE = (
-    "first look",
-    "first look of a follower",
-    "look with ten new letters",
-    "look, nothing new",
+    "first scan",
+    "first scan of a follower",
+    "scan with ten new letters",
+    "scan, nothing new",
 )
 
 
@@ -116,12 +116,12 @@ async def _be_done(connection: NatsPyConnection, queue: WorkQueue, count: int) -
 
 
 def verify(found: int, expected: int) -> None:
-    """Exit where a look didn't find what is there."""
+    """Exit where a scan didn't find what is there."""
     if found != expected:
         raise SystemExit(f"expected {expected} letters, found {found}")
 
 
-async def _first_look(server: NatsServer, queue: WorkQueue, letters: int, holds: Holds) -> dict[str, Sample]:
+async def _first_scan(server: NatsServer, queue: WorkQueue, letters: int, holds: Holds) -> dict[str, Sample]:
     async with open_connection(server.url) as connection:
         meter = _Meter(server, holds)
         meter.begin()
@@ -162,7 +162,7 @@ def _measure_here(store: str, letters: int, part: str, declaration: str) -> dict
     holds.install()
     # As this package's triggers do in a triggerer.
     gc.freeze()
-    measure = {"first": _first_look, "follow": _follow}[part]
+    measure = {"first": _first_scan, "follow": _follow}[part]
     with server_with(Path(store)) as server:
         samples = asyncio.run(measure(server, WorkQueue(**json.loads(declaration)), letters, holds))
     return {name: asdict(sample) for name, sample in samples.items()}
@@ -170,7 +170,7 @@ def _measure_here(store: str, letters: int, part: str, declaration: str) -> dict
 
 def _measure_apart(store: Path, queue: WorkQueue, letters: int, part: str) -> Iterator[tuple[str, Sample]]:
     declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-    command = [sys.executable, "-m", "benchmarks.dead_letter_look"]
+    command = [sys.executable, "-m", "benchmarks.dead_letter_scan"]
     command += ["--measure", str(store), str(letters), part, declaration]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     for name, sample in json.loads(ended.stdout.splitlines()[-1]).items():
@@ -178,11 +178,11 @@ def _measure_apart(store: Path, queue: WorkQueue, letters: int, part: str) -> It
 
 
 def measure(sizes: Mapping[int, int]) -> Workload:
-    """Measure looks at queues.
+    """Measure scans of queues.
 
     :param sizes: how many letters, and how many rounds
     """
-    looks: dict[str, list[Sample]] = {}
+    scans: dict[str, list[Sample]] = {}
     for letters, rounds in sizes.items():
         print(f"a queue of {letters:,} dead letters", file=sys.stderr, flush=True)
         with prepared_store(NAME, letters, BODY, events=f"{NAME}-events") as (store, queue):
@@ -190,12 +190,12 @@ def measure(sizes: Mapping[int, int]) -> Workload:
                 for part in ("first", "follow"):
                     print(f"round {turn} of {rounds}: {part}", file=sys.stderr, flush=True)
                     for name, sample in _measure_apart(store, queue, letters, part):
-                        looks.setdefault(f"{name}, {letters:,}", []).append(sample)
-    table = Table("looks", "letters", [Way(name, each) for name, each in looks.items()])
+                        scans.setdefault(f"{name}, {letters:,}", []).append(sample)
+    table = Table("scans", "letters", [Way(name, each) for name, each in scans.items()])
     return Workload(
         "W4",
         "Looking at dead letters",
-        "dead_letter_look",
+        "dead_letter_scan",
         " ".join((__doc__ or "").split()),
         [table],
         _goals(table, sizes),
@@ -212,11 +212,11 @@ def _goals(table: Table, sizes: Mapping[int, int]) -> list[Goal]:
             " entries, completion, audit and handlers are judged one by one"
         )
         goals += [
-            Goal(f"letters a second of a first look at {letters:,}", first.rate, 10_000, limit=spent),
+            Goal(f"letters a second of a first scan of {letters:,}", first.rate, 10_000, limit=spent),
             Goal("requests a letter of it", first.extra("requests") / letters, 1, at_most=True),
-            Goal(f"milliseconds of the next look at {letters:,}", following.extra("milliseconds"), 50, at_most=True),
+            Goal(f"milliseconds of the next scan of {letters:,}", following.extra("milliseconds"), 50, at_most=True),
             Goal("requests of it", following.extra("requests"), 20, at_most=True),
-            Goal("longest hold of the loop by a first look, ms", copying.extra("longest hold ms"), 20, at_most=True),
+            Goal("longest hold of the loop by a first scan, ms", copying.extra("longest hold ms"), 20, at_most=True),
         ]
     return goals
 
