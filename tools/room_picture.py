@@ -35,6 +35,9 @@ def room_of(module: tuple[str, ...]) -> str | None:
     if module[0] == "jetstream":
         in_folder = len(module) > 1 and (folder / module[1]).is_dir()
         return f"jetstream/{module[1]}" if in_folder or module[1:] in {("documents",), ("publication",)} else None
+    if module[0] == "testing":
+        # The fixture for users' tests is made of what dev starts.
+        return "dev"
     return module[0] if module[0] in {"worker", "spark", "command", "dev", "plugins"} else _AIRFLOW
 
 

@@ -53,6 +53,7 @@ _AIRFLOW_MODULES = {
         "sensors.dead_letter",
         "sensors.jobs",
         "sensors.queue",
+        "testing",
         "triggers.completion",
         "triggers.dead_letter",
         "triggers.message",

@@ -37,8 +37,8 @@ _MODULES = {
     # Names of Airflow that it has in several places.
     "airflow_compat",
 }
-# What Airflow loads is named in the provider's information; a DAG is made of the last, and dev has its own page.
-_PREFIXES = ("dev", "reprocessing")
+# What Airflow loads is named in the provider's information; a DAG is made of reprocessing; the others have own pages.
+_PREFIXES = ("dev", "reprocessing", "testing")
 _NAMED_IN_TEXT = re.compile(rf"\b{_PACKAGE}((?:\.\w+)+)")
 
 
