@@ -15,6 +15,7 @@ try:
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowRescheduleException,
         AirflowSensorTimeout,
         AirflowSkipException,
     )
@@ -27,6 +28,7 @@ except ImportError:  # Airflow 3.1
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowRescheduleException,
         AirflowSensorTimeout,
         AirflowSkipException,
     )
@@ -39,6 +41,7 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "AirflowPlugin",
+    "AirflowRescheduleException",
     "AirflowSensorTimeout",
     "AirflowSkipException",
     "Stats",

@@ -79,7 +79,7 @@ with DAG(
     )
 
     @task.branch
-    def choose(summary: dict[str, Any]) -> list[str]:
+    def choose(summary: Any) -> list[str]:
         """Return the tasks that have letters to treat."""
         chosen = {treatment_of(group["group"]) for group in summary["groups"]}
         return [*(task_id for task_id in KINDS if task_id in chosen), "report"]
@@ -91,7 +91,7 @@ with DAG(
     ]
 
     @task(trigger_rule="none_failed")
-    def report(summary: dict[str, Any], results: list[dict[str, Any] | None]) -> dict[str, Any]:
+    def report(summary: Any, results: Any) -> dict[str, Any]:
         """Log a line for each group of letters, and a line for each treatment."""
         groups = [
             {**group["group"], "found": group["count"], "treatment": treatment_of(group["group"]) or "none"}

@@ -88,7 +88,7 @@ def image_conversion(
         )
 
         @task
-        def read(found: dict[str, Any]) -> dict[str, Any]:
+        def read(found: Any) -> dict[str, Any]:
             """Get each dead request by its sequence, as ``nats stream get IMAGES 121`` does."""
             hook, bodies = JetStreamHook(), {}
             for first, last in found["sequences"]:

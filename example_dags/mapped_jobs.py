@@ -50,7 +50,7 @@ with DAG("mapped_jobs", schedule=None, catchup=False, tags=["jetstream"], doc_md
     ).expand(jobs=stations())
 
     @task
-    def frosty(reports: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def frosty(reports: Any) -> list[dict[str, Any]]:
         """Return the reports on the days whose average is below zero."""
         jobs = [job for station in reports for job in JetStreamHook().job_reports(station)]
         return [job for job in jobs if job["result"]["average"] < 0]

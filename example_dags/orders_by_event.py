@@ -17,8 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow.sdk import DAG, Asset, AssetWatcher, task
+from airflow.sdk import DAG, Asset, AssetWatcher
 
+from airflow_provider_jetstream.operators.consume import jetstream_consume_task
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
 from airflow_provider_jetstream.worker import GiveUpError
 
@@ -48,7 +49,7 @@ with DAG(
     doc_md=__doc__,
 ) as dag:
 
-    @task.jetstream_consume(work_queue=QUEUE, consumer=CONSUMER, batch=25)
+    @jetstream_consume_task(work_queue=QUEUE, consumer=CONSUMER, batch=25)
     def fulfil(orders: list[Delivery]) -> list[GiveUpError | None]:
         """Do the orders; each has an outcome of its own."""
         outcomes = [GiveUpError("an order without a number") if not order.body else None for order in orders]

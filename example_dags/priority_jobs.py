@@ -53,7 +53,7 @@ with DAG(
         return [jobs[publisher :: params["publishers"]] for publisher in range(params["publishers"])]
 
     @task
-    def report(published: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    def report(published: Any) -> dict[str, Any]:
         """Count what was completed, and read the dead letter queue."""
         completed = [sum(share["completed"] for share in shares) for shares in published]
         letters = JetStreamHook().find_dead_letters(QUEUE).letters

@@ -38,11 +38,11 @@ with DAG("publish_here", schedule=None, catchup=False, tags=["jetstream"], doc_m
 
 with DAG("wait_there", schedule=None, catchup=False, tags=["jetstream"], doc_md=__doc__) as wait_there:
     wait = JetStreamJobsSensor(
-        task_id="wait", handle="{{ dag_run.conf['published'] }}", wait_timeout=timedelta(hours=1), deferrable=True
+        task_id="wait", handle="{{ dag_run.conf['published'] }}", timeout=timedelta(hours=1), deferrable=True
     )
 
     @task
-    def files(ended: dict[str, Any]) -> list[str]:
+    def files(ended: Any) -> list[str]:
         """Return the files that the workers have written."""
         return sorted(result["file"] for result in ended["results"].values())
 

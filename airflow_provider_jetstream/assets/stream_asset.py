@@ -9,7 +9,7 @@ give one URI two names, and each asset makes an event with each run. Lineage nee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from airflow.sdk import Asset
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import AssetOptions
 
 SCHEME = "jetstream"
 _FORM = "jetstream://<connection>/<stream>[/<subject>]"
@@ -95,7 +96,7 @@ def queue_asset(
     nats_conn_id: str = JetStreamHook.default_conn_name,
     subject: str | None = None,
     name: str | None = None,
-    **arguments: Any,
+    **arguments: Unpack[AssetOptions],
 ) -> Asset:
     """Return the asset of a work queue's jobs.
 
@@ -113,7 +114,7 @@ def dead_letter_asset(
     *,
     nats_conn_id: str = JetStreamHook.default_conn_name,
     name: str | None = None,
-    **arguments: Any,
+    **arguments: Unpack[AssetOptions],
 ) -> Asset:
     """Return the asset of a work queue's dead letters.
 
@@ -153,7 +154,7 @@ def dataset_names(settings: ConnectionSettings, stream: str, subject: str | None
     return f"nats://{host}:{server.port}", f"{name}/{subject}" if subject else name
 
 
-def _asset(stream: str, connection: str, subject: str | None, name: str | None, arguments: Mapping[str, Any]) -> Asset:
+def _asset(stream: str, connection: str, subject: str | None, name: str | None, arguments: AssetOptions) -> Asset:
     uri = StreamAddress(connection, stream, subject).uri
     return Asset(name=name or uri, uri=uri, **arguments)
 

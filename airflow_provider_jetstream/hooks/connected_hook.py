@@ -274,8 +274,8 @@ class ConnectedHook(BaseHook):
     conn_type = "nats"
     hook_name = "NATS JetStream"
 
-    def __init__(self, nats_conn_id: str = default_conn_name, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, nats_conn_id: str = default_conn_name, *, logger_name: str | None = None) -> None:
+        super().__init__(logger_name=logger_name)
         self.nats_conn_id = nats_conn_id
 
     def settings(self) -> ConnectionSettings:

@@ -59,6 +59,7 @@ class JetStreamNotifier(NamedMissingValues, BaseNotifier):
         says whether a stream captures the subject
     :param diagnose: a work queue whose dead letters the notification diagnoses
     :param nats_conn_id: the Airflow connection
+    :param context: Airflow's, where the notifier is awaited outside of a callback
     :raises ArgumentError: the subject can't be published to
     """
 
@@ -72,9 +73,10 @@ class JetStreamNotifier(NamedMissingValues, BaseNotifier):
         queue: QueueSource | None = None,
         diagnose: QueueSource | None = None,
         nats_conn_id: str = "nats_default",
-        **kwargs: Any,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(**kwargs)
+        known: Any = context
+        super().__init__(known)
         self.subject = subject
         self.message = message
         self.queue = queue

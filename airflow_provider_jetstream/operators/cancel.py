@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
 from airflow.sdk import BaseOperator
 
@@ -24,12 +24,21 @@ from airflow_provider_jetstream.tasks.jobs import JobSource, RenderedJobs, requi
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import jinja2
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.tasks.argument_types import (
+        CancelOptions,
+        JobIds,
+        Jobs,
+        Queue,
+        Sequences,
+        TaskArguments,
+        Text,
+    )
 
 
 class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
@@ -63,16 +72,45 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
     }
     ui_color = "#f5d9d9"
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls,
+            *,
+            task_id: str,
+            work_queue: Queue = ...,
+            job_ids: JobIds = ...,
+            jobs: Jobs = ...,
+            sequences: Sequences = ...,
+            **options: Unpack[CancelOptions],
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
+    @overload
+    def __init__(
+        self, *, task_id: str, work_queue: Queue, job_ids: JobIds, **options: Unpack[CancelOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(self, *, task_id: str, work_queue: Queue, jobs: Jobs, **options: Unpack[CancelOptions]) -> None: ...
+
+    @overload
+    def __init__(
+        self, *, task_id: str, work_queue: Queue, sequences: Sequences, **options: Unpack[CancelOptions]
+    ) -> None: ...
+
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
-        job_ids: str | int | Iterable[str | int] | None = None,
-        jobs: Iterable[object] | Callable[..., Iterable[object]] | None = None,
-        sequences: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
-        why: str | None = None,
+        work_queue: Queue,
+        job_ids: JobIds | None = None,
+        jobs: Jobs | None = None,
+        sequences: Sequences | None = None,
+        why: Text | None = None,
         nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_text(nats_conn_id=nats_conn_id)
@@ -85,8 +123,8 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
             found = f"found {' and '.join(given) or 'none of them'}"
             raise JobError(f"expected the jobs to cancel in one of job_ids, jobs and sequences, {found}")
         (self._named_by,) = given
-        self.work_queue = work_queue
-        self.job_ids = job_ids if job_ids is None or is_templated(job_ids) else parse_job_ids(job_ids)
+        self.work_queue: Any = work_queue
+        self.job_ids: Any = job_ids if job_ids is None or is_templated(job_ids) else parse_job_ids(job_ids)
         self.jobs = JobSource.wrap(jobs)
         self.sequences = sequences
         self.why = why

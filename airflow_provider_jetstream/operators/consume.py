@@ -10,7 +10,7 @@ import asyncio
 import time
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.bases.decorator import get_unique_task_id, task_decorator_factory
@@ -37,11 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from airflow.sdk import Context
-    from airflow.sdk.bases.decorator import TaskDecorator
+    from airflow.sdk.bases.decorator import Task
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import (
+        ConsumeOptions,
+        Count,
+        Duration,
+        Queue,
+        TaskArguments,
+        Text,
+    )
     from airflow_provider_jetstream.worker.bounded_run import BoundedRun
     from airflow_provider_jetstream.worker.worker import Worker
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 # Where the trigger's request fails: seconds until the next one.
 _RETRY_SECONDS = 5.0
@@ -83,27 +95,42 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
     shallow_copy_attrs: Sequence[str] = ("handler", "python_callable")
     ui_color = "#d9f5e0"
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls,
+            *,
+            task_id: str,
+            work_queue: Queue = ...,
+            consumer: Text = ...,
+            handler: Callable[..., Any] = ...,
+            **options: Unpack[ConsumeOptions],
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
-        consumer: str,
+        work_queue: Queue,
+        consumer: Text,
         handler: Callable[..., Any],
-        batch: int | str | None = None,
-        max_messages: int | str | None = None,
-        wait_timeout: timedelta | float | str = 0,
+        batch: Count | None = None,
+        max_messages: Count | None = None,
+        wait_timeout: Duration = 0,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_text(consumer=consumer, nats_conn_id=nats_conn_id)
         check_flags(deferrable=deferrable)
         queue = declared_queue(work_queue, self)
+        self.work_queue: Any = work_queue
+        self.consumer: Any = consumer
         if queue is not None and not is_templated(consumer):
-            queue.consumer(consumer)
-        self.work_queue = work_queue
-        self.consumer = consumer
+            queue.consumer(str(consumer))
         self.handler = handler
         self.batch = batch
         self.max_messages = max_messages
@@ -250,8 +277,30 @@ class _DecoratedConsumeOperator(JetStreamConsumeOperator):
         return partial(self.python_callable, **self.op_kwargs) if self.op_kwargs else self.python_callable
 
 
-def jetstream_consume_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
-    """Make a consuming task of a handler.
+@overload
+def jetstream_consume_task(
+    python_callable: None = None,
+    *,
+    work_queue: Queue,
+    consumer: Text,
+    task_id: str = ...,
+    **options: Unpack[ConsumeOptions],
+) -> Callable[[Callable[Concatenate[Any, _Parameters], _Result]], Task[_Parameters, _Result]]: ...
+
+
+@overload
+def jetstream_consume_task(
+    python_callable: Callable[Concatenate[Any, _Parameters], _Result],
+    *,
+    work_queue: Queue,
+    consumer: Text,
+    task_id: str = ...,
+    **options: Unpack[ConsumeOptions],
+) -> Task[_Parameters, _Result]: ...
+
+
+def jetstream_consume_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Make a consuming task of a handler, as ``@task.jetstream_consume`` does, whose arguments no type checker knows.
 
     :param python_callable: the decorated function
     :param kwargs: the arguments of

@@ -1,4 +1,4 @@
-"""The base class of operators that wait for jobs: first inline for a short time, then in a trigger."""
+"""The base classes of tasks that wait for jobs: first inline for a short time, then in a trigger."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack
 
 from airflow.sdk import BaseOperator, get_current_context
 
-from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
+from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowSensorTimeout, conf
 from airflow_provider_jetstream.assets.stream_asset import TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import (
@@ -50,11 +50,10 @@ from airflow_provider_jetstream.tasks.job_reports import (
     bounded_result,
     deferred_wait,
     job_reports,
-    plain_reports,
     push_job_reports,
     resumed_job_reports,
 )
-from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.queue_source import declared_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,15 +62,25 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import TransientError
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.tasks.argument_types import (
+        Count,
+        Duration,
+        Queue,
+        Returns,
+        TaskArguments,
+        Text,
+        WaitArguments,
+    )
     from airflow_provider_jetstream.tasks.arguments import WaitLimits
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
-COUNTS, JOBS = "counts", "jobs"
+COUNTS: Final = "counts"
+JOBS: Final = "jobs"
 # Beside the result in a trigger's event.
 _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
@@ -79,11 +88,9 @@ _NAMED_RANGES = 5
 _LOGGED_HANDLE = 2_000
 
 
-class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
-    """An operator that can wait until the jobs it published or redrove have ended.
+class JobWaitingOperator(NamedMissingValues, BaseOperator):
+    """A task that waits until jobs have ended.
 
-    :param work_queue: the queue
-    :param wait_for_completion: wait until every job ended
     :param max_dead: dead letters to tolerate; ``None`` for any number
     :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
     :param max_unaccounted: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
@@ -91,7 +98,6 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         the three above
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails and no retry goes on waiting
-    :param wait_timeout: how long to wait: a duration or seconds
     :param reconcile: how long the queue has to be gone, or a job without a consumer that delivers it, until the task
         says so
     :param on_stall: ``fail`` to end the task then, with a retry that goes on waiting where the jobs are still stored;
@@ -104,78 +110,56 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
     :param nats_conn_id: the Airflow connection
     """
 
-    operator_extra_links: Collection[BaseOperatorLink] = (
-        QueueLink(),
-        TaskJobsLink(),
-        TaskLettersLink(),
-        JobReportsLink(),
-    )
-    # The arguments that mean nothing to a task that doesn't wait.
-    limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
     retry_resumes_waiting = True
+    # The argument that limits the wait; each class has its value as wait_timeout.
+    time_limit = "wait_timeout"
+    wait_timeout: Any
+    _job_reports: JobReports
 
-    def __init__(  # noqa: PLR0913 - each is an argument of its own in a DAG
+    def __init__(
         self,
         *,
-        work_queue: QueueSource,
-        wait_for_completion: bool = False,
-        max_dead: int | str | None = 0,
-        max_cancelled: int | str | None = 0,
-        max_unaccounted: int | str | None = 0,
-        min_completed: int | str | None = None,
+        max_dead: Count | None = 0,
+        max_cancelled: Count | None = 0,
+        max_unaccounted: Count | None = 0,
+        min_completed: Count | None = None,
         cancel_on_kill: bool = False,
         cancel_on_failure: bool = False,
-        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
-        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
-        on_stall: str = FAIL,
-        defer_after: timedelta | float | str | None = None,
-        returns: str = COUNTS,
+        reconcile: Duration = DEFAULT_RECONCILE,
+        on_stall: Text = FAIL,
+        defer_after: Duration | None = None,
+        returns: Returns = COUNTS,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_text(nats_conn_id=nats_conn_id)
-        check_flags(wait_for_completion=wait_for_completion, deferrable=deferrable)
-        check_flags(cancel_on_kill=cancel_on_kill, cancel_on_failure=cancel_on_failure)
+        check_flags(deferrable=deferrable, cancel_on_kill=cancel_on_kill, cancel_on_failure=cancel_on_failure)
         self.max_dead = max_dead
         self.max_cancelled = max_cancelled
         self.max_unaccounted = max_unaccounted
         self.min_completed = min_completed
         self.cancel_on_kill = cancel_on_kill
         self.cancel_on_failure = cancel_on_failure
-        self.wait_timeout = wait_timeout
         self.reconcile = reconcile
         self.on_stall = on_stall
         self.defer_after = defer_after
-        self._has_defer_after = defer_after is not None
-        if not is_templated(defer_after):
-            self._parsed_defer_after()
-        limits = {name: getattr(self, name) for name in WAIT_FIELDS}
-        check_wait_limits(limits)
-        self._numbers = tuple(name for name, value in limits.items() if value is not None)
-        self._known_queue = self.known_queue(work_queue)
-        self.work_queue = work_queue
-        self.nats_conn_id = nats_conn_id
-        self.wait_for_completion = wait_for_completion
-        self.deferrable = deferrable
         self.returns = returns
+        self.deferrable = deferrable
+        self.nats_conn_id = nats_conn_id
+        self._has_defer_after = defer_after is not None
         self._signal_kill: Callable[[], object] = _do_nothing
         self._wait_began: float | None = None
         self._job_count = 0
-        self._job_reports: JobReports | None = None
         self._deferred_wait: dict[str, Any] | None = None
+        if not is_templated(defer_after):
+            self._parsed_defer_after()
         if returns not in (COUNTS, JOBS):
             raise ArgumentError(f"expected returns to be {COUNTS!r} or {JOBS!r}, found {returns!r}: choose one of them")
-        if wait_for_completion:
-            return
-        if returns == JOBS:
-            raise ArgumentError(
-                f"expected wait_for_completion=True with returns={JOBS!r}, found a task that doesn't wait, and so can't"
-                " report what became of its jobs: set it, or leave returns out"
-            )
-        unused = (*self.limits_of_waiting, "cancel_on_kill", "cancel_on_failure")
-        refuse_limits_without_wait({name: getattr(self, name) for name in unused})
+        limits = {name: getattr(self, name) for name in WAIT_FIELDS}
+        check_wait_limits(limits)
+        self._numbers = tuple(name for name, value in limits.items() if value is not None)
 
     def _limits(self) -> WaitLimits:
         """Parse the limits of the wait, which may have been templates."""
@@ -191,8 +175,8 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
 
         :param handle: names the jobs, and the cursor from which their ends are read
         :param names: the ids under which the jobs were published, where they are known
-        :return: the report, or the handle with which the trigger has to go on waiting
-        :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
+        :return: the report, or the handle with which the trigger, or a later poke, has to go on waiting
+        :raises DeadlineError: the time limit is over and no trigger may go on waiting
         """
         cursor, (report, advised), limits = handle.cursor, await handle.report(connection), self._limits()
         self._wait_began, self._job_count = time.monotonic(), len(report.awaited)
@@ -219,13 +203,12 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         except TimeoutError:
             if not limit.expired():
                 raise
-            if self.deferrable:
-                self.log.info("Waiting in the triggerer for %d jobs of %s", len(report.awaited), cursor.queue)
-                handle, self._deferred_wait = await deferred_wait(connection, handle, names)
-                return handle
+            if self.deferrable or hold.done():
+                return await self._left(connection, handle, report, names)
             await self._push_job_reports(connection, cursor, report, names)
-            await self._cancel_rest(connection, cursor, report.awaited)
-            raise self._overdue(cursor.queue, runtime.sequence_ranges(report.awaited)) from None
+            overdue = self._overdue(cursor.queue, runtime.sequence_ranges(report.awaited))
+            await self._cancel_rest(connection, cursor, report.awaited, is_final=_ends_the_task(overdue))
+            raise overdue from None
         except JetStreamProviderError as error:
             await self._push_job_reports(connection, cursor, report, names)
             await self._cancel_rest(connection, cursor, report.awaited, is_final=isinstance(error, TerminalError))
@@ -250,16 +233,28 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
             *(self._job_count, handle.cursor.queue, _named_sequences(handle.sequences), timeout, known_by),
         )
 
+    async def _left(
+        self, connection: Connection, handle: JobsHandle, report: WaitReport, names: JobIds | None
+    ) -> JobsHandle:
+        """Return the handle with which the wait goes on elsewhere."""
+        if self.deferrable:
+            self.log.info("Waiting in the triggerer for %d jobs of %s", len(report.awaited), handle.cursor.queue)
+            handle, self._deferred_wait = await deferred_wait(connection, handle, names)
+        return handle
+
     async def _hold(self, connection: Connection, cursor: Cursor, report: WaitReport, limit: asyncio.Timeout) -> None:
-        """End the wait in this process when a trigger shall go on."""
-        if not self.deferrable:
-            return
+        """End the wait in this process when a trigger, or a later poke, shall go on."""
+        if not self.leaves_early():
+            await asyncio.Event().wait()
         if (seconds := self._parsed_defer_after()) is None:
             # Jobs that end soon are awaited without deferring, which costs seconds; see docs/decisions.md.
             await runtime.while_ends_are_near(connection, cursor, report)
         else:
             await asyncio.sleep(seconds)
-        if not limit.expired():
+        if not self.deferrable:
+            # What a poke hasn't read, the next one would have to read anew.
+            await runtime.stored_ends_are_read(connection, cursor, self._job_count)
+        if not limit.expired() and not self._limits().policy.is_finished(report):
             limit.reschedule(asyncio.get_running_loop().time())
 
     async def _cancel_rest(
@@ -269,15 +264,20 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         if self.cancel_on_failure and awaited and (is_final or _is_last_try()):
             await runtime.cancel_rest(connection, cursor, awaited)
 
-    async def _cancel_missing(self, connection: Connection, handle: JobsHandle, event: Mapping[str, Any]) -> None:
+    async def _cancel_missing(
+        self, connection: Connection, handle: JobsHandle, missing: Sequence[Sequence[int]] | None, *, is_final: bool
+    ) -> None:
         """Do the same for a wait that the trigger has ended."""
-        if event["missing"] is None:
+        if missing is None:
             # The server was away meanwhile.
             awaited = (await handle.report(connection))[0].awaited
         else:
-            awaited = {number for low, high in event["missing"] for number in range(low, high + 1)}
-        is_final = event["status"] in ("ended", "error")
+            awaited = {number for low, high in missing for number in range(low, high + 1)}
         await self._cancel_rest(connection, handle.cursor, awaited, is_final=is_final)
+
+    def leaves_early(self) -> bool:
+        """Return whether the wait in this process ends before the jobs do."""
+        return self.deferrable
 
     def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set; called while :meth:`execute` runs."""
@@ -301,13 +301,6 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         else:
             self.log.info("The task goes on, so its jobs do too")
 
-    def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
-        """Return what is known of the queue when the DAG is parsed; ``None`` where only the task can know it.
-
-        :raises QueueDeclarationError: it is no queue
-        """
-        return declared_queue(work_queue, self)
-
     def defer_waiting(self, handle: JobsHandle, summary: Mapping[str, Any]) -> NoReturn:
         """Go on waiting in the triggerer.
 
@@ -319,7 +312,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
 
         now, limits = time.time(), self._limits()
         waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
-        limit = deferral_limit(self, max(timedelta(0), limits.timeout - waited), "wait_timeout")
+        limit = deferral_limit(self, max(timedelta(0), limits.timeout - waited), self.time_limit)
         self.defer(
             trigger=JobCompletionTrigger(
                 nats_conn_id=self.nats_conn_id,
@@ -359,14 +352,18 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         self._job_reports = resumed_job_reports(hook, handle.cursor, summary.pop(_WAIT, None), event["report"])
         if event["status"] != "ended":
             push_job_reports(self._job_reports)
-        if self.cancel_on_failure and (event["status"] != "ended" or self._limits().policy.violation(event["report"])):
-            hook.blocking(self._cancel_missing, handle, event)
+        failure: Exception | None = None
         if event["status"] == "error":
-            raise AirflowFailException(event["message"])
-        if event["status"] == "timeout":
-            raise self._overdue(handle.cursor.queue, event["missing"], event.get("limited_by"))
-        if event["status"] == "stalled":
-            raise self._resumable(JobsStalledError, event["message"])
+            failure = AirflowFailException(event["message"])
+        elif event["status"] == "timeout":
+            failure = self._overdue(handle.cursor.queue, event["missing"], event.get("limited_by"))
+        elif event["status"] == "stalled":
+            failure = self._resumable(JobsStalledError, event["message"])
+        if self.cancel_on_failure and (failure or self._limits().policy.violation(event["report"])):
+            is_final = failure is None or _ends_the_task(failure)
+            hook.blocking(self._cancel_missing, handle, event["missing"], is_final=is_final)
+        if failure:
+            raise failure
         return self.finish(summary, event["report"])
 
     def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
@@ -377,8 +374,7 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         :return: both, or the reports on the jobs if ``returns`` says so
         :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated
         """
-        self.note_work({**summary, **report})
-        reports = self._job_reports or plain_reports(load_queue(self.work_queue, self).name, report, None, "not read")
+        reports = self._job_reports
         push_job_reports(reports)
         self.log.info(
             "%d jobs completed, %d became dead letters, %d were cancelled, %d are unaccounted for",
@@ -398,10 +394,21 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         if missing is not None:
             count = sum(high - low + 1 for low, high in missing)
             found = f"{count} of {queue} that did not ({_named_sequences(missing)}): see whether workers take them"
-        limit, argument = f"{self._limits().timeout}", "wait_timeout"
+        limit, argument = f"{self.whole_limit()}", self.time_limit
         if limited_by == EXECUTION_TIMEOUT:
             limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
         message = f"expected every job to end within {limit}, found {found}, or raise {argument}"
+        return self.overdue_error(message, argument)
+
+    def whole_limit(self) -> timedelta:
+        """Return the time limit as it was given."""
+        return self._limits().timeout
+
+    def overdue_error(self, message: str, argument: str) -> Exception:
+        """Return the error of a wait whose time is over.
+
+        :param argument: the one that has limited it
+        """
         return self._resumable(DeadlineError, message)
 
     def _resumable(self, error: type[TransientError], message: str) -> Exception:
@@ -411,9 +418,71 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
         return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
 
 
+class JobMakingOperator(TaskAssets, JobWaitingOperator):
+    """An operator that can wait until the jobs that it has published or redriven have ended.
+
+    :param work_queue: the queue
+    :param wait_for_completion: wait until every job ended
+    :param wait_timeout: how long to wait: a duration or seconds
+    """
+
+    operator_extra_links: Collection[BaseOperatorLink] = (
+        QueueLink(),
+        TaskJobsLink(),
+        TaskLettersLink(),
+        JobReportsLink(),
+    )
+    # The arguments that mean nothing to a task that doesn't wait.
+    limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
+
+    def __init__(
+        self,
+        *,
+        work_queue: Queue,
+        wait_for_completion: bool = False,
+        wait_timeout: Duration = DEFAULT_WAIT,
+        **kwargs: Unpack[WaitArguments],
+    ) -> None:
+        self.wait_timeout = wait_timeout
+        super().__init__(**kwargs)
+        check_flags(wait_for_completion=wait_for_completion)
+        self._known_queue = self.known_queue(work_queue)
+        self.work_queue = work_queue
+        self.wait_for_completion = wait_for_completion
+        if wait_for_completion:
+            return
+        if self.returns == JOBS:
+            raise ArgumentError(
+                f"expected wait_for_completion=True with returns={JOBS!r}, found a task that doesn't wait, and so can't"
+                " report what became of its jobs: set it, or leave returns out"
+            )
+        unused = (*self.limits_of_waiting, "cancel_on_kill", "cancel_on_failure")
+        refuse_limits_without_wait({name: getattr(self, name) for name in unused})
+
+    def known_queue(self, work_queue: Queue) -> WorkQueue | None:
+        """Return what is known of the queue when the DAG is parsed; ``None`` where only the task can know it.
+
+        :raises QueueDeclarationError: it is no queue
+        """
+        return declared_queue(work_queue, self)
+
+    def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
+        """Turn the ends of the jobs into the outcome of the task, and say it in the events of its outlets.
+
+        :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated
+        """
+        self.note_work({**summary, **report})
+        return super().finish(summary, report)
+
+
 def _named_sequences(ranges: Sequence[Sequence[int]]) -> str:
     named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in ranges[:_NAMED_RANGES])
     return f"sequences {named or 'none'}{', …' if len(ranges) > _NAMED_RANGES else ''}"
+
+
+def _ends_the_task(error: Exception) -> bool:
+    """Return whether Airflow doesn't try a task again that raises an error."""
+    return isinstance(error, AirflowFailException | AirflowSensorTimeout)
 
 
 def _is_last_try() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import BaseOperator
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import ProvisionOptions, Queue, TaskArguments
 
 
 class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
@@ -46,21 +48,30 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json"}
     ui_color = "#d9ecf5"
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls, *, task_id: str, work_queue: Queue = ..., **options: Unpack[ProvisionOptions]
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
+        work_queue: Queue,
         dry_run: bool = False,
         drain: bool = False,
         park_dead: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
         declared_queue(work_queue, self)
         check_text(nats_conn_id=nats_conn_id)
         check_flags(dry_run=dry_run, drain=drain, park_dead=park_dead)
-        self.work_queue = work_queue
+        self.work_queue: Any = work_queue
         # Not named dry_run: every operator has a method of that name.
         self.only_plan = dry_run
         self.drain = drain

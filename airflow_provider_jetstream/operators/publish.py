@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, overload
 
 from airflow.sdk import XComArg
 
@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError,
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
-from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.operators.job_waiting import JobMakingOperator
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     WAIT_ARGUMENTS,
@@ -40,8 +40,7 @@ from airflow_provider_jetstream.tasks.jobs import (
 from airflow_provider_jetstream.tasks.queue_source import load_queue, require_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Iterable, Mapping, Sequence
 
     import jinja2
     from airflow.sdk import Context
@@ -55,12 +54,23 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.tasks.argument_types import (
+        Count,
+        Duration,
+        JobMakingArguments,
+        Jobs,
+        Number,
+        PublishOptions,
+        Queue,
+        Text,
+        TolerantPublishOptions,
+    )
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
 
-class JetStreamPublishOperator(JobWaitingOperator):
+class JetStreamPublishOperator(JobMakingOperator):
     """Publish jobs to a work queue; succeed when all are stored, or when all have ended.
 
     Ids are made from DAG, run, task, map index and job, and a manifest in the queue's events stream records what was
@@ -119,16 +129,26 @@ class JetStreamPublishOperator(JobWaitingOperator):
         "unaccounted",
     )
 
+    @overload
+    def __init__(
+        self, *, task_id: str, work_queue: Queue, jobs: Jobs, **options: Unpack[TolerantPublishOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, *, task_id: str, work_queue: Queue, jobs: Jobs, min_completed: Count, **options: Unpack[PublishOptions]
+    ) -> None: ...
+
     def __init__(
         self,
         *,
-        jobs: Iterable[object] | Callable[..., Iterable[object]],
-        subject: str | None = None,
-        rate: float | str | None = None,
-        room_timeout: timedelta | float | str | None = None,
-        idempotency_key: str | None = None,
+        jobs: Jobs,
+        subject: Text | None = None,
+        rate: Number | None = None,
+        room_timeout: Duration | None = None,
+        idempotency_key: Text | None = None,
         job_id: JobIdSource | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[JobMakingArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_subject(subject, self._known_queue)
@@ -142,7 +162,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         self.jobs = JobSource.wrap(jobs)
         if not is_templated(jobs):
             require_jobs(self.jobs)
-        self.subject = subject
+        self.subject: Any = subject
         self.rate = rate
         self.room_timeout = room_timeout
         self.idempotency_key = idempotency_key
@@ -168,11 +188,28 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if not getattr(self, "_BaseOperator__from_mapped", False):
             XComArg.apply_upstream_relationship(self, references_of(jobs))
 
-    @classmethod
-    def partial(cls, **kwargs: Any) -> OperatorPartial:
-        """Begin a mapped task, and check the arguments that its instances share."""
-        check_shared_arguments(cls, kwargs, ("work_queue", "jobs"))
-        return super().partial(**kwargs)
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls,
+            *,
+            task_id: str,
+            work_queue: Queue = ...,
+            jobs: Jobs = ...,
+            min_completed: Count | None = ...,
+            **options: Unpack[TolerantPublishOptions],
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
+    else:
+
+        @classmethod
+        def partial(cls, **kwargs: Any) -> OperatorPartial:
+            """Begin a mapped task, and check the arguments that its instances share."""
+            check_shared_arguments(cls, kwargs, ("work_queue", "jobs"))
+            return super().partial(**kwargs)
 
     def stream_use(self, queue: WorkQueue, work: Mapping[str, Any]) -> StreamUse:
         """Return the stream that has the jobs."""

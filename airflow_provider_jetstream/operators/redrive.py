@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, group_fields
@@ -43,7 +43,6 @@ from airflow_provider_jetstream.tasks.redrives import log_preview, redrive_reque
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from datetime import timedelta
 
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
@@ -51,12 +50,31 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.tasks.argument_types import (
+        AwaitedPythonRedrive,
+        AwaitedSparkRedrive,
+        Count,
+        Duration,
+        Flag,
+        Number,
+        PartialRedrive,
+        Patch,
+        PythonRedrive,
+        Queue,
+        Selected,
+        Sequences,
+        SparkRedrive,
+        Text,
+        TolerantPythonRedrive,
+        TolerantSparkRedrive,
+        WavedRedriveArguments,
+    )
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 _REQUEST_FIELDS = (
@@ -174,34 +192,117 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     # Letters of a key are awaited one after the other, and wait_timeout limits that too.
     limits_of_waiting = tuple(name for name in WAIT_ARGUMENTS if name != "wait_timeout")
 
-    @classmethod
-    def partial(cls, **kwargs: Any) -> OperatorPartial:
-        """Begin a mapped task, and check the arguments that its instances share."""
-        check_shared_arguments(cls, kwargs, ("work_queue",))
-        return super().partial(**kwargs)
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls,
+            *,
+            task_id: str,
+            work_queue: Queue = ...,
+            **options: Unpack[PartialRedrive],
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
+    else:
+
+        @classmethod
+        def partial(cls, **kwargs: Any) -> OperatorPartial:
+            """Begin a mapped task, and check the arguments that its instances share."""
+            check_shared_arguments(cls, kwargs, ("work_queue",))
+            return super().partial(**kwargs)
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["python"] = ...,
+        wait_for_completion: Literal[False] = ...,
+        **options: Unpack[PythonRedrive],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["python"] = ...,
+        wait_for_completion: bool = ...,
+        **options: Unpack[TolerantPythonRedrive],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["python"] = ...,
+        wait_for_completion: bool = ...,
+        min_completed: Count,
+        **options: Unpack[AwaitedPythonRedrive],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["spark"],
+        wait_for_completion: Literal[False] = ...,
+        **options: Unpack[SparkRedrive],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["spark"],
+        wait_for_completion: bool = ...,
+        **options: Unpack[TolerantSparkRedrive],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        work_queue: Queue,
+        engine: Literal["spark"],
+        wait_for_completion: bool = ...,
+        min_completed: Count,
+        **options: Unpack[AwaitedSparkRedrive],
+    ) -> None: ...
 
     def __init__(  # noqa: PLR0913 - each is an argument of its own in a DAG
         self,
         *,
-        select: Selection | Mapping[str, Any] | str | None = None,
-        sequences: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
-        subject: str | None = None,
+        select: Selected | None = None,
+        sequences: Sequences | None = None,
+        subject: Text | None = None,
         transform: Transform | None = None,
-        rate: float | str | None = None,
-        protocol: Protocol | str = Protocol.AUTO,
-        max_redrives: int | str | None = None,
-        why: str | None = None,
-        lease_timeout: timedelta | float | str | None = LEASE_TIMEOUT,
-        count_under_pause: bool | str = False,
-        target_queue: QueueSource | None = None,
-        order_key: str | None = None,
-        patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None,
-        discard: bool | str = False,
-        without_copy: bool | str = False,
-        undo: str | None = None,
+        rate: Number | None = None,
+        protocol: Protocol | Text = Protocol.AUTO,
+        max_redrives: Count | None = None,
+        why: Text | None = None,
+        lease_timeout: Duration | None = LEASE_TIMEOUT,
+        count_under_pause: Flag = False,
+        target_queue: Queue | None = None,
+        order_key: Text | None = None,
+        patch: Patch | None = None,
+        discard: Flag = False,
+        without_copy: Flag = False,
+        undo: Text | None = None,
         dry_run: bool = False,
         group_by: Iterable[GroupField] = BY_CAUSE,
-        **kwargs: Any,
+        **kwargs: Unpack[WavedRedriveArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_flags(dry_run=dry_run)
@@ -215,7 +316,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.why = why
         self.lease_timeout = lease_timeout
         self.count_under_pause = count_under_pause
-        self.target_queue = target_queue
+        self.target_queue: Any = target_queue
         self.order_key = order_key
         self.patch = patch.text if isinstance(patch, JsonPatch) else patch
         self.discard = discard

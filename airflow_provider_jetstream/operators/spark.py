@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 from urllib.parse import unquote, urlsplit
 
 from airflow.sdk import BaseOperator
@@ -35,9 +35,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import (
+        Properties,
+        Queue,
+        ReportOptions,
+        Selected,
+        TaskArguments,
+        Text,
+    )
 
 
 class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOperator):
@@ -75,18 +83,27 @@ class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOper
     ui_color = "#f5e6d9"
     event_fields = ("letters", "page", "kept")
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls, *, task_id: str, work_queue: Queue = ..., directory: Text = ..., **options: Unpack[ReportOptions]
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
-        directory: str,
-        page_directory: str | None = None,
-        select: Selection | Mapping[str, Any] | str | None = None,
-        served_at: str | None = None,
+        work_queue: Queue,
+        directory: Text,
+        page_directory: Text | None = None,
+        select: Selected | None = None,
+        served_at: Text | None = None,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         spark_conn_id: str = DEFAULT_SPARK_CONNECTION,
-        spark_conf: Mapping[str, Any] | str | None = None,
-        **kwargs: Any,
+        spark_conf: Properties | None = None,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_text(directory=directory, nats_conn_id=nats_conn_id, spark_conn_id=spark_conn_id)
@@ -95,11 +112,11 @@ class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOper
         if not is_templated(spark_conf):
             spark_properties(spark_conf)
         if not is_templated(page_directory or directory):
-            _path(page_directory or directory)
-        self.work_queue = work_queue
-        self.directory = directory
-        self.page_directory = page_directory
-        self.select = selection_as_json(select) if isinstance(select, runtime.Selection) else select
+            _path(str(page_directory or directory))
+        self.work_queue: Any = work_queue
+        self.directory: Any = directory
+        self.page_directory: Any = page_directory
+        self.select: Any = selection_as_json(select) if isinstance(select, runtime.Selection) else select
         self.served_at = served_at
         self.nats_conn_id = nats_conn_id
         self.spark_conn_id = spark_conn_id

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, TypeAlias, Unpack
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.assets.stream_asset import StreamUse
 from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
-from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.operators.job_waiting import JobMakingOperator
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     check_function,
@@ -41,7 +41,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.next_letters import WaveWait
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-    from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen
+    from airflow_provider_jetstream.tasks.argument_types import (
+        JobMakingArguments,
+        Properties,
+        SparkRedriveArguments,
+        StopRule,
+        Text,
+        Waves,
+    )
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
     from airflow_provider_jetstream.tasks.spark import SparkApplication
 
@@ -54,7 +61,7 @@ _ENGINES = (PYTHON, SPARK)
 _SPARK_ONLY = ("repair", "letters", "directory", "spark_conf")
 
 
-class SparkRedrivingOperator(JobWaitingOperator):
+class SparkRedrivingOperator(JobMakingOperator):
     """An operator that redrives dead letters in its own process or in a Spark application.
 
     :param engine: ``python``, or ``spark``
@@ -73,11 +80,11 @@ class SparkRedrivingOperator(JobWaitingOperator):
         *,
         engine: Engine = PYTHON,
         repair: Callable[[Any], Any] | None = None,
-        letters: str | None = None,
-        directory: str | None = None,
+        letters: Text | None = None,
+        directory: Text | None = None,
         spark_conn_id: str = _DEFAULT_SPARK,
-        spark_conf: Mapping[str, Any] | str | None = None,
-        **kwargs: Any,
+        spark_conf: Properties | None = None,
+        **kwargs: Unpack[JobMakingArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.engine = engine
@@ -242,9 +249,9 @@ class WavedRedriveOperator(SparkRedrivingOperator):
     def __init__(
         self,
         *,
-        waves: Sequence[int | str] | str | None = None,
-        stop_when: StopWhen | Mapping[str, Any] | float | str | None = None,
-        **kwargs: Any,
+        waves: Waves | None = None,
+        stop_when: StopRule | None = None,
+        **kwargs: Unpack[SparkRedriveArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.waves = waves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.sdk import DAG, Param
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import NamedRedriveArguments, Queue
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 # A wave, or a person at a gate, may take hours, for which the task holds no worker slot.
@@ -131,7 +132,7 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
         action: str = REDRIVE,
         undone: str = "",
         count_only: bool | str = False,
-        **kwargs: Any,
+        **kwargs: Unpack[NamedRedriveArguments],
     ) -> None:
         # execute() replaces the name by the declaration.
         super().__init__(work_queue=queue_name, **kwargs)
@@ -140,7 +141,7 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
         self.undone = undone
         self.count_only = count_only
 
-    def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
+    def known_queue(self, work_queue: Queue) -> WorkQueue | None:
         """Return ``None``: the queue's name isn't the path of its file."""
         return None
 

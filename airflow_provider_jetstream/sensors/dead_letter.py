@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import PokeReturnValue
 
@@ -28,11 +28,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.tasks.argument_types import (
+        Count,
+        DeadLetterSensorOptions,
+        Duration,
+        Flag,
+        PollingArguments,
+        PollingTriggerArguments,
+        Queue,
+        Selected,
+    )
     from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 # A scan of more entries takes longer than a deferral.
@@ -75,15 +86,24 @@ class JetStreamDeadLetterSensor(PollingSensor):
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "select": "json"}
     ui_color = "#f5e6d9"
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls, *, task_id: str, work_queue: Queue = ..., **options: Unpack[DeadLetterSensorOptions]
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
     def __init__(
         self,
         *,
-        select: Selection | Mapping[str, Any] | str | None = None,
-        min_count: int | str = 1,
-        older_than: timedelta | float | str | None = None,
+        select: Selected | None = None,
+        min_count: Count = 1,
+        older_than: Duration | None = None,
         group_by: Iterable[GroupField] = (),
-        count_under_pause: bool | str = False,
-        **kwargs: Any,
+        count_under_pause: Flag = False,
+        **kwargs: Unpack[PollingArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.select = selection_as_json(select) if isinstance(select, runtime.Selection) else select
@@ -127,7 +147,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
             entries = JetStreamHook(self.nats_conn_id).blocking(_count_entries, self.loaded_queue())
         return self.poke(context) if entries <= _FEW_ENTRIES else None
 
-    def polling_trigger(self, polling: Mapping[str, Any]) -> DeadLetterTrigger:
+    def polling_trigger(self, polling: PollingTriggerArguments) -> DeadLetterTrigger:
         """Return the trigger that goes on polling."""
         # Only a task that defers needs the trigger.
         from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger as Trigger

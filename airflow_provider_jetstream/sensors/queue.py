@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import PokeReturnValue
 
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from airflow_provider_jetstream.tasks.argument_types import (
+        DrainedSensorOptions,
+        PollingArguments,
+        PollingTriggerArguments,
+        Queue,
+        Text,
+    )
     from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 
@@ -42,12 +50,21 @@ class JetStreamQueueDrainedSensor(PollingSensor):
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "consumers": "json"}
     ui_color = "#d9ecf5"
 
+    if TYPE_CHECKING:
+
+        @classmethod
+        def partial(
+            cls, *, task_id: str, work_queue: Queue = ..., **options: Unpack[DrainedSensorOptions]
+        ) -> OperatorPartial:
+            """Begin a mapped task."""
+            ...
+
     def __init__(
         self,
         *,
-        consumers: Sequence[str] | str | None = None,
+        consumers: Sequence[str] | Text | None = None,
         nothing_dead: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[PollingArguments],
     ) -> None:
         super().__init__(**kwargs)
         check_flags(nothing_dead=nothing_dead)
@@ -76,7 +93,7 @@ class JetStreamQueueDrainedSensor(PollingSensor):
             self.log.warning("%s", risk)
         return PokeReturnValue(is_done=report.drained, xcom_value=json_result(report.as_json()))
 
-    def polling_trigger(self, polling: Mapping[str, Any]) -> QueueDrainedTrigger:
+    def polling_trigger(self, polling: PollingTriggerArguments) -> QueueDrainedTrigger:
         """Return the trigger that goes on polling."""
         # Only a task that defers needs the trigger.
         from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger as Trigger

@@ -66,7 +66,13 @@ if TYPE_CHECKING:
         read_job_reports,
     )
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-    from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, wait_by_handle, while_ends_are_near
+    from airflow_provider_jetstream.jetstream.waiting.wait import (
+        cancel_rest,
+        stored_ends_are_read,
+        wait,
+        wait_by_handle,
+        while_ends_are_near,
+    )
     from airflow_provider_jetstream.spark.application.messages import (
         CODE,
         ERROR,
@@ -157,6 +163,7 @@ __all__ = [
     "shared_connection",
     "shortest_delay",
     "store",
+    "stored_ends_are_read",
     "stream_info",
     "summarise_dead_letters",
     "take_cursor",
@@ -215,7 +222,13 @@ __getattr__ = lazy_exports(
             "read_job_reports",
         ],
         "jetstream.waiting.report": ["WaitReport"],
-        "jetstream.waiting.wait": ["cancel_rest", "wait", "wait_by_handle", "while_ends_are_near"],
+        "jetstream.waiting.wait": [
+            "cancel_rest",
+            "stored_ends_are_read",
+            "wait",
+            "wait_by_handle",
+            "while_ends_are_near",
+        ],
         "worker.bounded_run": ["BoundedRun"],
         "worker.worker": ["Worker"],
     },

@@ -15,7 +15,7 @@ import json
 import random
 import time
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.inspection.waiting_messages import WaitingMessages
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.tasks.argument_types import PayloadArguments
     from airflow_provider_jetstream.triggers.message_event import BodyForm
     from airflow_provider_jetstream.triggers.message_producer import TakenMessage
 
@@ -73,6 +74,28 @@ class JetStreamMessageTrigger(BaseEventTrigger):
     :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
     """
 
+    @overload
+    def __init__(
+        self,
+        *,
+        work_queue: QueueSource,
+        consumer: str,
+        mode: Literal["doorbell"] = ...,
+        interval: float = ...,
+        nats_conn_id: str = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        work_queue: QueueSource,
+        consumer: str,
+        mode: Literal["payload"],
+        nats_conn_id: str = ...,
+        **payload: Unpack[PayloadArguments],
+    ) -> None: ...
+
     def __init__(
         self,
         *,
@@ -81,7 +104,7 @@ class JetStreamMessageTrigger(BaseEventTrigger):
         mode: Literal["doorbell", "payload"] = DOORBELL,
         interval: float = DEFAULT_INTERVAL,
         nats_conn_id: str = "nats_default",
-        **payload: Any,
+        **payload: Unpack[PayloadArguments],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         check_text(nats_conn_id=nats_conn_id, consumer=consumer)

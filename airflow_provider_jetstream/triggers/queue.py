@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
 from airflow_provider_jetstream.tasks.arguments import check_flags
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+    from airflow_provider_jetstream.tasks.argument_types import PollingTriggerArguments
 
 
 class QueueDrainedTrigger(PollingTrigger):
@@ -22,7 +23,13 @@ class QueueDrainedTrigger(PollingTrigger):
     :param polling: see :class:`PollingTrigger`
     """
 
-    def __init__(self, *, consumers: Sequence[str] | None = None, nothing_dead: bool = False, **polling: Any) -> None:
+    def __init__(
+        self,
+        *,
+        consumers: Sequence[str] | None = None,
+        nothing_dead: bool = False,
+        **polling: Unpack[PollingTriggerArguments],
+    ) -> None:
         super().__init__(**polling)
         check_flags(nothing_dead=nothing_dead)
         chosen = chosen_consumers(consumers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
@@ -17,6 +17,8 @@ from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from airflow_provider_jetstream.tasks.argument_types import PollingTriggerArguments
 
 # How often a trigger reads what people ask of a redrive.
 STEERING_SECONDS = 2.0
@@ -82,7 +84,9 @@ class RedriveStateTrigger(PollingTrigger):
     :param polling: see :class:`PollingTrigger`
     """
 
-    def __init__(self, *, redrive: str, state: str, deadline: float, resumed: int = 0, **polling: Any) -> None:
+    def __init__(
+        self, *, redrive: str, state: str, deadline: float, resumed: int = 0, **polling: Unpack[PollingTriggerArguments]
+    ) -> None:
         super().__init__(**polling)
         check_text(redrive=redrive, state=state)
         check_times(deadline=deadline)

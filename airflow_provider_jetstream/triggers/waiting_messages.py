@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_text, check_times
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+    from airflow_provider_jetstream.tasks.argument_types import PollingTriggerArguments
 
 
 class WaitingMessagesTrigger(PollingTrigger):
@@ -23,7 +24,7 @@ class WaitingMessagesTrigger(PollingTrigger):
     :param polling: see :class:`PollingTrigger`
     """
 
-    def __init__(self, *, consumer: str, deadline: float, **polling: Any) -> None:
+    def __init__(self, *, consumer: str, deadline: float, **polling: Unpack[PollingTriggerArguments]) -> None:
         super().__init__(**polling)
         check_text(consumer=consumer)
         check_times(deadline=deadline)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
-from dags.elsewhere import ENDLESS, queue
+from dags.elsewhere import ENDLESS, MODES, queue
 
-from airflow_provider_jetstream.jetstream import connect
+from airflow_provider_jetstream.jetstream import connect, publish_with_handle
 from testbed.dead_letters import stream_messages
 from testbed.queues import store_completion
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
 
 RUN = "elsewhere"
-TASKS = ("publish", "publish_by_hook", "wait_by_hook", "sensor", "blocking_sensor", "sensor_of_hook")
+SENSORS = ("sensor", "blocking_sensor", "rescheduled_sensor", "sensor_of_hook")
+TASKS = ("publish", "publish_by_hook", "wait_by_hook", *SENSORS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
     """Start all runs at once, since each spends its time waiting."""
-    airflow.wait_for_dags("elsewhere", "elsewhere_still", "endless")
-    for name in ("elsewhere", *ENDLESS):
+    airflow.wait_for_dags("elsewhere", "elsewhere_still", "elsewhere_over", "endless")
+    for name in ("elsewhere", "late", "died", *ENDLESS):
         asyncio.run(provisioned(settings, queue(name)))
     asyncio.run(publish_one(settings))
     for dag_id in ("endless", "elsewhere"):
@@ -42,17 +43,19 @@ def test_jobs_are_awaited_in_other_tasks_and_in_another_dag(airflow: Airflow, se
     wait_for_states(airflow, "elsewhere", RUN, {"publish": "success", "publish_by_hook": "success"})
     handle = airflow.xcom("elsewhere", RUN, "publish")["handle"]
     airflow.trigger("elsewhere_still", run_id=RUN, conf={"handle": handle, "minutes": 10})
-    wait_for_states(airflow, "elsewhere", RUN, {"sensor": "deferred", "sensor_of_hook": "deferred"})
+    waiting = {"sensor": "deferred", "sensor_of_hook": "deferred", "rescheduled_sensor": "up_for_reschedule"}
+    wait_for_states(airflow, "elsewhere", RUN, waiting)
     asyncio.run(process_jobs(settings, queue("elsewhere"), 6))
     succeeded(airflow, "elsewhere", RUN)
     succeeded(airflow, "elsewhere_still", RUN)
     results = {task_id: airflow.xcom("elsewhere", RUN, task_id) for task_id in TASKS}
     assert results["wait_by_hook"] == 3
-    for task_id in ("sensor", "blocking_sensor", "sensor_of_hook"):
+    for task_id in SENSORS:
         assert (results[task_id]["jobs"], results[task_id]["completed"], results[task_id]["awaited"]) == (3, 3, 0)
     # Each waits for its own jobs only.
     published = results["publish"]["sequences"]
-    assert results["sensor"]["completed_sequences"] == results["blocking_sensor"]["completed_sequences"] == published
+    for task_id in ("sensor", "blocking_sensor", "rescheduled_sensor"):
+        assert results[task_id]["completed_sequences"] == published
     assert results["sensor_of_hook"]["completed_sequences"] != published
     assert airflow.xcom("elsewhere_still", RUN, "other_dag")["completed_sequences"] == published
 
@@ -112,9 +115,42 @@ def test_a_failed_wait_cancels_what_still_waits(airflow: Airflow, settings: Conn
     assert asyncio.run(cancelled(settings)) == {"cancelled.unwanted.2", "cancelled.unwanted.3"}
 
 
-async def cancelled(settings: ConnectionSettings) -> set[str]:
+async def cancelled(settings: ConnectionSettings, name: str = "unwanted") -> set[str]:
     """Return the subjects on which jobs are cancelled."""
     async with connect(settings) as connection:
-        events = queue("unwanted").events
+        events = queue(name).events
         assert events
-        return {message.subject for message in await stream_messages(connection, events.name, "cancelled.unwanted.>")}
+        return {message.subject for message in await stream_messages(connection, events.name, f"cancelled.{name}.>")}
+
+
+async def published(settings: ConnectionSettings, name: str) -> dict[str, Any]:
+    """Publish two jobs as another program does, and return their handle."""
+    async with connect(settings) as connection:
+        report = await publish_with_handle(connection, queue(name), ["a", "b"], subject=f"{name}.taken")
+        assert report.handle is not None
+        return report.handle
+
+
+def test_a_sensor_of_jobs_ends_in_each_mode_as_airflows_sensors_do(
+    airflow: Airflow, settings: ConnectionSettings
+) -> None:
+    handles = {name: asyncio.run(published(settings, name)) for name in ("late", "died")}
+    airflow.trigger("elsewhere_over", run_id=RUN, conf=handles)
+    wait_for_states(airflow, "elsewhere_over", RUN, {"poking_died": "running", "deferred_died": "deferred"}, 400.0)
+    asyncio.run(process_jobs(settings, queue("died"), 1, fail=True))
+    ends = {
+        f"{mode}_{end}{suffix}": state
+        for mode in MODES
+        for end in ("late", "died")
+        for suffix, state in (("", "failed"), ("_soft", "skipped"))
+    }
+    wait_for_states(airflow, "elsewhere_over", RUN, ends, timeout=400.0)
+    for mode in MODES:
+        late = log_text(airflow, "elsewhere_over", RUN, f"{mode}_late")
+        assert "AirflowSensorTimeout: expected every job to end within 0:00:03, found 2 of late that did not" in late
+        assert "raise timeout; a task that is cleared goes on waiting" in late
+        died = log_text(airflow, "elsewhere_over", RUN, f"{mode}_died")
+        assert "AirflowFailException: JS131 expected at most 0 dead letters, found 1" in died
+        assert airflow.xcom("elsewhere_over", RUN, f"{mode}_died_soft", key="job_reports")["states"]["dead"] == 1
+    # No retry goes on waiting after the time limit of a sensor.
+    assert asyncio.run(cancelled(settings, "late")) == {"cancelled.late.1", "cancelled.late.2"}

@@ -56,7 +56,7 @@ async def test_provisioning_and_sensors_need_no_task_instance(settings: Connecti
 
     assert f"create stream {name}" in await executed(JetStreamProvisionOperator(task_id="t", work_queue=queue))
     report = await JetStreamHook().apublish(["a"], queue=queue, subject=name)
-    waiting = asyncio.create_task(executed(JetStreamJobsSensor(task_id="t", handle=report.handle)))
+    waiting = asyncio.create_task(executed(JetStreamJobsSensor(task_id="t", handle=report)))
     await process_jobs(settings, queue, 1)
     assert (await waiting)["completed"] == 1
     drained = JetStreamQueueDrainedSensor(task_id="t", work_queue=queue, deferrable=False)

@@ -45,6 +45,7 @@ async def test_what_is_published_is_logged_before_the_wait_and_the_wait_logs_its
 ) -> None:
     monkeypatch.setattr(seams.JOB_REPORTS_PROGRESS_SECONDS, 0.05)
     queue = await provisioned(settings, queue_of(name))
+    short: dict[str, Any] = {"defer_after": "500ms"} if deferrable else {}
     operator = JetStreamPublishOperator(
         task_id="publish",
         work_queue=queue,
@@ -52,7 +53,7 @@ async def test_what_is_published_is_logged_before_the_wait_and_the_wait_logs_its
         jobs=["a", "b", "c"],
         wait_for_completion=True,
         deferrable=deferrable,
-        **({"defer_after": "500ms"} if deferrable else {}),
+        **short,
     )
     lines = logged(monkeypatch, operator)
     running = asyncio.create_task(asyncio.to_thread(operator.execute, context()))

@@ -13,9 +13,17 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.context import set_current_context
 
-from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.jetstream import DeadlineError, Job, connect, connection_settings, publish
+from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
+from airflow_provider_jetstream.jetstream import (
+    DeadlineError,
+    Job,
+    connect,
+    connection_settings,
+    publish,
+    publish_with_handle,
+)
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_provider_jetstream.sensors.jobs import JetStreamJobsSensor
 from testbed import seams
 from testbed.dead_letters import stream_messages
 from testbed.nats_server import NatsServer
@@ -139,3 +147,19 @@ async def test_a_wait_whose_queue_was_created_anew_leaves_the_jobs_of_the_new_on
         with pytest.raises(AirflowFailException, match="to be the one that stored the awaited jobs"):
             await asyncio.to_thread(resume)
     assert not await _is_cancelled(connection, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("soft_fail", [False, True])
+async def test_a_sensor_whose_time_is_over_cancels_at_once_since_airflow_tries_none_again(
+    connection: NatsPyConnection, name: str, *, soft_fail: bool
+) -> None:
+    queue = await make_queue(connection, name)
+    published = await publish_with_handle(connection, queue, ["body"], subject=f"{name}.jobs.x")
+    sensor = JetStreamJobsSensor(
+        task_id="t", handle=published, timeout=0.3, deferrable=False, cancel_on_failure=True, soft_fail=soft_fail
+    )
+    expected = AirflowSkipException if soft_fail else AirflowSensorTimeout
+    with task_try(1, retries=5) as context, pytest.raises(expected):
+        await asyncio.to_thread(sensor.execute, context)
+    assert await _is_cancelled(connection, name)

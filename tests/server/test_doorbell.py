@@ -368,9 +368,9 @@ def test_the_pauses_after_failures_grow_to_half_a_minute(monkeypatch: pytest.Mon
 def test_arguments_of_the_other_mode_are_refused() -> None:
     queue = small_queue("orders")
     with pytest.raises(ArgumentError, match="expected none of longest_wait in the mode doorbell"):
-        JetStreamMessageTrigger(work_queue=queue, consumer=CONSUMER, longest_wait=3)
+        JetStreamMessageTrigger(work_queue=queue, consumer=CONSUMER, longest_wait=3)  # type: ignore[call-overload]
     with pytest.raises(ArgumentError, match="expected doorbell or payload as mode, found 'push'"):
-        JetStreamMessageTrigger(work_queue=queue, consumer=CONSUMER, mode="push")  # type: ignore[arg-type]
+        JetStreamMessageTrigger(work_queue=queue, consumer=CONSUMER, mode="push")  # type: ignore[call-overload]
     with pytest.raises(QueueDeclarationError, match="expected one of its consumers"):
         JetStreamMessageTrigger(work_queue=queue, consumer="other")
 

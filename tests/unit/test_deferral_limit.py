@@ -88,7 +88,6 @@ def test_a_sensor_whose_execution_timeout_ends_its_deferral_is_tried_again(
         ({"reconcile": "soon"}, "reconcile"),
         ({"reconcile": None}, "reconcile"),
         ({"reconcile": float("nan")}, "reconcile"),
-        ({"wait_timeout": 0}, "wait_timeout"),
         ({"max_dead": -1}, "max_dead"),
         ({"min_completed": 0}, "min_completed"),
         ({"cancel_on_failure": "false"}, "expected True or False as cancel_on_failure"),
@@ -105,12 +104,16 @@ def test_wrong_arguments_of_waits_by_handle_are_refused_at_once(
         build(**{"handle": HANDLE, **arguments})
 
 
+def test_a_wait_by_handle_without_any_time_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="wait_timeout"):
+        JetStreamHook().wait(HANDLE, wait_timeout=0)
+
+
 def test_templates_are_left_to_the_task() -> None:
     JetStreamJobsSensor(
         task_id="t",
         handle="{{ ti.xcom_pull('publish') }}",
         reconcile="{{ params.reconcile }}",
         on_stall="{{ params.on_stall }}",
-        wait_timeout="{{ params.hours }}h",
         max_dead="{{ params.dead }}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from datetime import datetime, timedelta
 from enum import Enum
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration, format_size
+from airflow_provider_jetstream.tasks import argument_types
 from tools.reference.docstrings import own_docstring
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ _SHARED = {
 }
 # Airflow's configuration decides when the module is imported.
 _CONFIGURED = {"deferrable": "`[operators] default_deferrable`"}
+_ALIASES = {name: value for name, value in vars(argument_types).items() if name[0].isupper() and isinstance(value, str)}
 _STARS: dict[int, str] = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}
 
 
@@ -52,7 +55,10 @@ class Argument(NamedTuple):
 def function_arguments(function: Callable[..., Any], texts: dict[str, str] | None = None) -> list[Argument]:
     """Return a function's arguments, without ``self`` and ``cls``."""
     described = _SHARED | (own_docstring(function).arguments if texts is None else texts)
-    return [_argument(parameter, described) for parameter in _parameters(function)]
+    arguments = [_argument(parameter, described) for parameter in _parameters(function)]
+    if not (function.__module__ or "").startswith((f"{PACKAGE}.operators", f"{PACKAGE}.sensors")):
+        return arguments
+    return [argument._replace(type=_without_aliases(argument.type)) for argument in arguments]
 
 
 def class_arguments(cls: type) -> list[Argument]:
@@ -69,7 +75,8 @@ def class_arguments(cls: type) -> list[Argument]:
     texts = class_texts(cls)
     for base in own_bases(cls):
         constructor = vars(base).get("__init__")
-        if constructor is None:
+        # Airflow sets one of its own on a class that has none and begins with a mixin.
+        if constructor is None or not (constructor.__module__ or "").startswith(PACKAGE):
             continue
         arguments = function_arguments(constructor, texts)
         passes_on = [argument for argument in arguments if argument.name.startswith("**")]
@@ -143,6 +150,11 @@ def _annotations(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__):
         found |= {name: _type_text(type_) for name, type_ in inspect.get_annotations(base).items()}
     return found
+
+
+def _without_aliases(type_: str) -> str:
+    """Return a type of an operator's argument with what its aliases stand for."""
+    return re.sub(r"\w+", lambda found: _ALIASES.get(found[0], found[0]), type_)
 
 
 def _type_text(annotation: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
@@ -40,6 +41,8 @@ _BATCH = 64
 SHORTEST: Final = 2.0
 LONGEST: Final = 12.0
 _INTERVAL = 1.0
+_ENDS_PER_SECOND = 1_000
+_LEAST_READING = 30.0
 
 
 async def wait(
@@ -173,6 +176,17 @@ async def cancel_rest(connection: Connection, cursor: Cursor, awaited: Iterable[
         log.warning("The jobs of %s that haven't ended couldn't be cancelled: %s", queue, error)
     else:
         log.info("%d jobs of %s that hadn't ended are cancelled, since %s", cancelled, queue, WHY_FAILED)
+
+
+async def stored_ends_are_read(connection: Connection, cursor: Cursor, jobs: int) -> None:
+    """Return once the waits of a queue have the ends that are stored by now, or when that takes far too long.
+
+    :param jobs: how many are awaited
+    """
+    async with shared_follower(connection, cursor) as follower:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(_LEAST_READING, jobs / _ENDS_PER_SECOND)):
+                await follower.read_stored()
 
 
 async def while_ends_are_near(connection: Connection, cursor: Cursor, report: WaitReport) -> None:

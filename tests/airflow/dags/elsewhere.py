@@ -13,6 +13,14 @@ from airflow_provider_jetstream.operators.publish import JetStreamPublishOperato
 from airflow_provider_jetstream.sensors.jobs import JetStreamJobsSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 
+MODES: dict[str, dict[str, Any]] = {
+    "deferred": {"deferrable": True},
+    "poking": {"deferrable": False},
+    # Airflow fails a task that is due again before it has seen the end of the process that rescheduled it.
+    "rescheduled": {"deferrable": False, "mode": "reschedule", "poke_interval": 5, "defer_after": 0},
+}
+# A try that must not come would come so late.
+RETRY: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(hours=1)}
 ENDLESS = ("overdue", "overdue_sensor", "untaken", "deleted", "anew", "unwanted")
 
 
@@ -70,16 +78,41 @@ with DAG("elsewhere", schedule=None):
     by_hook = publish_by_hook()
     wait_by_hook(by_hook)  # type: ignore[arg-type]
     JetStreamJobsSensor(task_id="sensor_of_hook", handle=by_hook, deferrable=True, retries=0)
+    JetStreamJobsSensor(
+        task_id="rescheduled_sensor",
+        handle=publish.output,
+        mode="reschedule",
+        poke_interval=5,
+        defer_after=0,
+        deferrable=False,
+        retries=0,
+    )
 
 # The handle of another DAG's run.
 with DAG("elsewhere_still", schedule=None):
     JetStreamJobsSensor(
         task_id="other_dag",
         handle="{{ dag_run.conf['handle'] }}",
-        wait_timeout="{{ dag_run.conf['minutes'] }}m",
+        reconcile="{{ dag_run.conf['minutes'] }}m",
+        timeout=timedelta(minutes=10),
         deferrable=True,
         retries=0,
     )
+
+# Jobs that nobody does, and jobs that die: in each mode a sensor that fails, and one that is skipped.
+with DAG("elsewhere_over", schedule=None):
+    for name, mode in MODES.items():
+        for ends, limit in (("late", 3), ("died", 900)):
+            for suffix, soft in (("", False), ("_soft", True)):
+                JetStreamJobsSensor(
+                    task_id=f"{name}_{ends}{suffix}",
+                    handle=f"{{{{ dag_run.conf['{ends}'] }}}}",
+                    timeout=limit,
+                    soft_fail=soft,
+                    cancel_on_failure=name == "deferred" and ends == "late" and not soft,
+                    **RETRY,
+                    **mode,
+                )
 
 with DAG("endless", schedule=None):
     waits("overdue", execution_timeout=timedelta(seconds=10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 from airflow.sdk import DAG
 
@@ -44,17 +45,19 @@ with DAG("abandoned", schedule=None):
         deferrable=True,
     )
 
+Mode: TypeAlias = Literal["poke", "reschedule"]
+MODES: tuple[tuple[str, bool, Mode, int], ...] = (
+    ("deferred", True, "poke", 1),
+    ("poking", False, "poke", 1),
+    # Airflow fails a task that is due again before it has seen the end of the process that rescheduled it.
+    ("rescheduled", False, "reschedule", 5),
+)
 with DAG("letters", schedule=None):
     sensors = [
         JetStreamDeadLetterSensor(
             task_id=name, work_queue=LETTERS, poke_interval=interval, timeout=120, deferrable=deferrable, mode=mode
         )
-        for name, deferrable, mode, interval in (
-            ("deferred", True, "poke", 1),
-            ("poking", False, "poke", 1),
-            # Airflow fails a task that is due again before it has seen the end of the process that rescheduled it.
-            ("rescheduled", False, "reschedule", 5),
-        )
+        for name, deferrable, mode, interval in MODES
     ]
     two = JetStreamDeadLetterSensor(
         task_id="deferred_for_two", work_queue=LETTERS, min_count=2, poke_interval=1, timeout=120, deferrable=True

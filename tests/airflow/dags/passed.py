@@ -70,7 +70,7 @@ with DAG("passed", schedule=None, default_args={"retries": 0}):
     provision = JetStreamProvisionOperator(task_id="provision", work_queue=made_queue)
     publish = JetStreamPublishOperator(task_id="publish", work_queue=made_queue, subject="passed.a", jobs=made_jobs)
     report = publish_by_hook(made_queue, made_jobs)
-    wait = JetStreamJobsSensor(task_id="wait", handle=report, wait_timeout="5m")
+    wait = JetStreamJobsSensor(task_id="wait", handle=report, timeout=300)
     compare(made_queue, made_jobs, make_others())
     provision >> [publish, report]
     provision >> scan(made_queue)

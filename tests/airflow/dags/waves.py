@@ -24,7 +24,8 @@ def queue(name: str) -> WorkQueue:
     )
 
 
-for dag_id, waves in {PROOF: [10, 100, "rest"], **{name: [5, "rest"] for name in STEERED}}.items():
+WAVES: dict[str, list[int | str]] = {PROOF: [10, 100, "rest"], **{name: [5, "rest"] for name in STEERED}}
+for dag_id, waves in WAVES.items():
     with DAG(dag_id, schedule=None):
         JetStreamRedriveOperator(
             task_id="redrive",
