@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +15,11 @@ from airflow_provider_jetstream.jetstream import (
     Reason,
     RedriveRequest,
     Selection,
+    Status,
     WaitPolicy,
     account_for_jobs,
     connect,
+    connection_settings,
     find_dead_letters,
     preview,
     read_job_reports,
@@ -24,7 +27,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
 from testbed import seams
 from testbed.dead_letters import (
@@ -43,6 +46,7 @@ from testbed.queues import (
     make_queue,
     process_all,
     publish_jobs,
+    pull_jobs,
     stored_count,
     until_stored,
 )
@@ -316,6 +320,41 @@ async def test_nobody_brings_a_discarded_letter_back_by_its_sequence(connection:
     with suppress(Exception):
         await connection.client.publish(f"dead.{name}.{CONSUMER}.1", advisory.encode())
     assert (await redrive_dead_letters(connection, queue)).done == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_copy", [False, True], ids=["terminated", "with a worker's copy"])
+async def test_a_discarded_letter_whose_death_a_killed_server_announces_again_stays_discarded(
+    own_nats: NatsServer, name: str, *, has_copy: bool
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        queue = await make_queue(connection, name, consumer=SHORT)
+        await publish_jobs(connection, queue, ["a"])
+        (message,) = await pull_jobs(connection, queue, 1)
+        if has_copy:
+            headers = {"Dead-Letter-Subject": f"{name}.jobs.plain", "Dead-Letter-Reason": "terminated"}
+            await connection.client.jetstream().publish(copy_subject(name, CONSUMER, 1), b"a", headers=headers)
+        await connection.request(message.reply, b"+TERM broken")
+        await until_stored(connection, f"{name}-dead", 1 + has_copy)
+        report = await discard(connection, queue)
+        await asyncio.sleep(0.3)
+        own_nats.kill()
+    own_nats.start()
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        advisory = {
+            "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "timestamp": datetime.now(UTC).isoformat(),
+            "id": "again",
+            "stream": name,
+            "consumer": CONSUMER,
+            "stream_seq": 1,
+            "deliveries": 1,
+        }
+        await connection.client.publish(f"{MAX_DELIVERIES}.{name}.{CONSUMER}", json.dumps(advisory).encode())
+        await until_stored(connection, f"{name}-dead", 1)
+        found = await find_dead_letters(connection, queue)
+        assert [(job.sequence, job.status) for job in found.dismissed] == [(1, Status.DISCARDED)]
+        assert list((await undo(connection, queue, report.redrive)).parked) == [1]
 
 
 @pytest.mark.since_server("2.14", "the reset of a consumer")

@@ -263,8 +263,11 @@ def by_record(case: _Case) -> NotDead | None:
     record, message = case.record, case.message
     if record is None:
         return None
-    names_job = case.archived is not None and case.archived.time and record.stored_at
     is_latest = all(entry.recorded_at <= record.at for entry in case.current)
+    if message is None and record.action == "discarded" and not is_latest and case.archived is None:
+        # A server that was killed may announce a death once more.
+        case.archived = required(case.job.archived)
+    names_job = case.archived is not None and case.archived.time and record.stored_at
     if message is None and ((is_latest and not names_job) or _is_parked_still(case, record)):
         order = Order.AFTER
     else:

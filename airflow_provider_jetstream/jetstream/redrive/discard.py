@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -91,7 +92,8 @@ class Discards:
             last_entry=max(letter.entries, default=0),
         )
         if await self._is_archived(letter):
-            return self._record(letter, kept)
+            # The archive has the very time, also where only a worker's copy is left, which may state a rounded one.
+            return replace(self._record(letter, kept), stored_at=letter.time)
         body = b64encode(letter.body).decode()
         record = self._record(letter, kept.model_copy(update={"copy_in": "record", "body": body}))
         size = len(record.encoded(""))
