@@ -13,6 +13,7 @@ const jetstream = client.jetstream();
 const manager = await client.jetstreamManager();
 const { config } = await manager.consumers.info(queue, consumer);
 const events = await manager.streams.find(`completed.${queue}.>`);
+const storesAttempts = await manager.streams.find(`attempts.${queue}.>`).then(() => true, () => false);
 if (config.ack_policy !== AckPolicy.Explicit) throw new Error(`expected a consumer with explicit acknowledgement`);
 
 /** The job's place, of the subject for its acknowledgement; the time as text, since no Number holds it. */
@@ -135,6 +136,27 @@ async function storeRecord(message, place, reason, explanation) {
   await jetstream.publish(`dead.${queue}.${consumer}.${place.sequence}`, message.data, { headers: set });
 }
 
+/** What is known of an attempt, as subject and body; each message about it replaces the one before. */
+function attemptOf({ sequence, deliveries }, fields) {
+  const [type, timestamp] = ["io.airflow.jetstream.v1.attempt", new Date().toISOString()];
+  const body = { type, timestamp, stream: queue, consumer, stream_seq: sequence, deliveries, ...fields };
+  return [`attempts.${queue}.${consumer}.${sequence}.${deliveries}`, json.encode(body)];
+}
+
+/** Says how far a job is: unconfirmed, and at most once a second. */
+function reportProgress(place, fraction, text) {
+  if (!storesAttempts || Date.now() - (place.reportedAt ?? 0) < 1000) return;
+  place.reportedAt = Date.now();
+  client.publish(...attemptOf(place, { fraction, text: text.slice(0, 200) }));
+}
+
+/** Says how an attempt failed, before the job is handed back; that it isn't stored changes nothing else. */
+async function storeFailure(place, error) {
+  if (!storesAttempts) return;
+  const fields = { failed: true, error_class: error.name, error_message: error.message.slice(0, 1000) };
+  await jetstream.publish(...attemptOf(place, fields)).catch((problem) => console.error(`the error isn't stored: ${problem.message}`));
+}
+
 async function work(message) {
   const place = placeOf(message);
   const id = idOf(message, place.sequence);
@@ -154,6 +176,7 @@ async function work(message) {
     const result = await withinDeadline(run(message, place), message.headers?.get("Job-Deadline"));
     return await storeEnd(message, place, { type: "io.airflow.jetstream.v1.completion", id, job_id: id, result });
   } catch (error) {
+    await storeFailure(place, error);
     if (!(error instanceof GiveUp)) return message.nak(1000);
     await storeRecord(message, place, "terminated", error.message);
     return message.term(error.message);
@@ -175,13 +198,16 @@ async function withinDeadline(attempt, deadline) {
 class GiveUp extends Error {}
 
 /** What the worker is for: here it says what it was given, and fails where the job says so. */
-async function run(message, { deliveries }) {
+async function run(message, place) {
   const job = text.decode(message.data);
-  console.log(`job ${job}, delivery ${deliveries}`);
+  console.log(`job ${job}, delivery ${place.deliveries}`);
   if (job.startsWith("give up")) throw new GiveUp("the job says so");
   if (job.startsWith("fail")) throw new Error("the job says so");
   const [, seconds] = /^sleep ([\d.]+)/.exec(job) ?? [];
-  if (seconds) await new Promise((resolve) => setTimeout(resolve, Number(seconds) * 1000));
+  for (let passed = 0; passed < Number(seconds ?? 0); passed += 0.5) {
+    reportProgress(place, passed / Number(seconds), `${passed} of ${seconds} s`);
+    await new Promise((resolve) => setTimeout(resolve, Math.min(500, (Number(seconds) - passed) * 1000)));
+  }
   return { length: job.length };
 }
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from airflow_provider_jetstream.jetstream import Reason, contract
-from airflow_provider_jetstream.jetstream.advisories import CancellationRequest, Cancelled, Completion
+from airflow_provider_jetstream.jetstream.advisories import CancellationRequest, Cancelled, Completion, ReportedAttempt
 from airflow_provider_jetstream.jetstream.dead_letters import record
 from airflow_provider_jetstream.jetstream.limits import LINE
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
@@ -19,6 +19,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "cancelled": Cancelled,
     "cancellation": CancellationRequest,
     "published": ManifestRecord,
+    "attempt": ReportedAttempt,
 }
 _HEADERS = "dead-letter-headers"
 # Not every implementation of JSON Schema knows classes of characters.
@@ -95,6 +96,7 @@ def _asyncapi() -> dict[str, Any]:
         "cancelled": contract.completion_subject(queue, consumer, sequence),
         "cancellation": contract.cancellation_filter(queue).replace(">", "{token}"),
         "published": contract.manifest_subject(queue, "{key}"),
+        "attempt": contract.attempt_subject(queue, consumer, sequence, cast("int", "{delivery}")),
         "dead-letter": contract.copy_subject(queue, consumer, sequence),
     }
     end_id = {
@@ -123,6 +125,7 @@ def _asyncapi() -> dict[str, Any]:
         "operations": {
             "storeEnd": {"action": "send", "channel": {"$ref": "#/channels/end"}},
             "storeDeadLetter": {"action": "send", "channel": {"$ref": "#/channels/dead-letter"}},
+            "storeAttempt": {"action": "send", "channel": {"$ref": "#/channels/attempt"}},
             "readCancellation": {"action": "receive", "channel": {"$ref": "#/channels/cancellation"}},
         },
         "components": {"messages": messages},

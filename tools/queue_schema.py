@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_jetstream.jetstream import (
     Archive,
+    Attempts,
     Audit,
     Consumer,
     DeadLetterQueue,
@@ -19,10 +20,10 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.queue.declaration import Stream
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
-_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules)
+_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules, Attempts)
 _ONE_OR_MORE = ("subjects", "advisory_subjects")
 # They have a name by default, and may be declared by True and False.
-_NAMED_BY_DEFAULT = ("archive", "audit", "schedules")
+_NAMED_BY_DEFAULT = ("archive", "audit", "schedules", "attempts")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -35,7 +36,7 @@ def queue_schema() -> dict[str, Any]:
         # What a model says of a field counts before what its base says.
         for model in (Stream, described[name]):
             _describe(definition, model.__doc__ or "")
-    for name in ("Archive", "Audit", "Schedules"):
+    for name in ("Archive", "Audit", "Schedules", "Attempts"):
         definitions[name].pop("required")
     # It follows from partitions.
     definitions["Consumer"]["properties"].pop("partition")

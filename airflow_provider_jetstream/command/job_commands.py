@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import signal
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-_COLUMNS = ("SEQUENCE", "STORED (UTC)", "STATE", "CONSUMER", "SUBJECT", "JOB", "BYTES")
-_WIDTHS = (9, 19, 13, 12, 24, 36, 0)
+_COLUMNS = ("SEQUENCE", "STORED (UTC)", "STATE", "CONSUMER", "SUBJECT", "JOB", "BYTES", "LAST ATTEMPT")
+_WIDTHS = (9, 19, 13, 12, 24, 36, 9, 0)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -68,6 +69,7 @@ def add_job_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 
 async def _find(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReader, find_attempts_stream
     from airflow_provider_jetstream.jetstream.inspection.job_search import JobSearch, search_jobs
 
     search = JobSearch(options.job_id, options.subject, options.text, dict(options.header))
@@ -76,13 +78,17 @@ async def _find(options: argparse.Namespace, out: Output) -> ExitCode:
         found = search_jobs(
             *(connection, name, search), lambda read, stored: out.progress(f"{read} of {stored} messages read")
         )
+        stream = await find_attempts_stream(connection, name)
+        reader = AttemptReader(connection, stream, name, {}) if stream else None
         async for job in found:
+            stored_at = job.message.stored_at
+            attempt = await reader.last_of(job.message.sequence, stored_at) if reader else None
             if out.as_json:
-                out.record(_job_json(job))
+                out.record(_job_json(job) | {"attempt": attempt.as_json() if attempt else None})
             else:
                 if not count:
                     out.row(_COLUMNS, _WIDTHS)
-                out.row(_job_row(job), _WIDTHS)
+                out.row((*_job_row(job), attempt.describe(datetime.now(UTC)) if attempt else ""), _WIDTHS)
             count += 1
             if count == options.limit:
                 break

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.command.output import Output
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -105,11 +106,13 @@ def letter_json(letter: DeadLetter, *, content: bool = False) -> dict[str, Any]:
     return values
 
 
-def letter_text(letter: DeadLetter) -> str:
-    """Return the letter for people: its death, its headers, and its body as it is stored."""
+def letter_text(letter: DeadLetter, attempts: Sequence[AttemptReport] = ()) -> str:
+    """Return the letter for people: its death, the attempts at it, its headers, and its body as it is stored."""
     values = letter_json(letter)
     shown = {name: value for name, value in values.items() if value is not False and value not in (None, "", [])}
     lines = [f"{name}: {safe_line(value)}" for name, value in shown.items()]
+    if attempts:
+        lines += ["", "attempts:", *(f"  {safe_line(attempt.describe())}" for attempt in attempts)]
     lines += ["", "headers:", *(f"  {safe_line(name)}: {safe_line(value)}" for name, value in letter.headers)]
     body = _utf8(letter.body)
     return "\n".join([*lines, "", "body:" if body is not None else "body, which isn't UTF-8:", _shown(letter.body)])
@@ -363,13 +366,22 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
         letter = await read_letter(connection, queue, options.sequence)
+        attempts = await _attempts(connection, queue, letter)
     if options.raw:
         out.raw(letter.body)
     elif out.as_json:
-        out.document(letter_json(letter, content=True))
+        out.document(letter_json(letter, content=True) | {"attempts": [attempt.as_json() for attempt in attempts]})
     else:
-        out.text(letter_text(letter))
+        out.text(letter_text(letter, attempts))
     return ExitCode.DONE
+
+
+async def _attempts(connection: Connection, queue: WorkQueue, letter: DeadLetter) -> list[AttemptReport]:
+    from airflow_provider_jetstream.jetstream.attempts import read_attempts
+
+    if queue.attempts is None:
+        return []
+    return await read_attempts(connection, queue, letter.sequence, deliveries=letter.death.deliveries)
 
 
 async def _diagnose(options: argparse.Namespace, out: Output) -> ExitCode:

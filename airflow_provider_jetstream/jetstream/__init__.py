@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReport, read_attempts
     from airflow_provider_jetstream.jetstream.audit.redrives import (
         DeathCount,
         Redrive,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_jetstream.jetstream.queue.declaration import (
         Archive,
+        Attempts,
         Audit,
         Consumer,
         DeadLetterQueue,
@@ -122,6 +124,8 @@ __all__ = [
     "ApiError",
     "Archive",
     "ArgumentError",
+    "AttemptReport",
+    "Attempts",
     "Audit",
     "AuthenticationError",
     "CancelReport",
@@ -229,6 +233,7 @@ __all__ = [
     "provision",
     "publish",
     "publish_with_handle",
+    "read_attempts",
     "read_job_reports",
     "read_redrive",
     "redrive_dead_letters",
@@ -317,9 +322,10 @@ __getattr__ = lazy_exports(
         "provisioning.plan": ["Plan"],
         "publication": ["Publication", "publish", "publish_with_handle"],
         "publishing.job": ["Job"],
+        "attempts": ["AttemptReport", "read_attempts"],
         "mover": ["move_due_jobs"],
         "publishing.report": ["PublishError", "PublishIncompleteError", "PublishRefusedError", "PublishReport"],
-        "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "Schedules"],
+        "queue.declaration": ["Archive", "Attempts", "Audit", "Consumer", "DeadLetterQueue", "Events", "Schedules"],
         "queue.discovery": ["discover_queue"],
         "queue.queue_warning": ["QueueWarning"],
         "queue.work_queue": ["WorkQueue"],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from airflow_provider_jetstream.jetstream.limits import EVENT_ID, INTEGER, NAME, SEQUENCE
+from airflow_provider_jetstream.jetstream.limits import EVENT_ID, INTEGER, NAME, SEQUENCE, SHOWN_VALUE
 from airflow_provider_jetstream.jetstream.line_text import one_line
 
 # Before the models, which pydantic builds in full only where these names are already known.
@@ -21,6 +21,7 @@ JobId = Annotated[str, Field(max_length=EVENT_ID)]
 SequenceNumber = Annotated[int, Field(ge=0, le=SEQUENCE)]
 Count = Annotated[int, Field(ge=0, le=INTEGER)]
 Line = Annotated[str, AfterValidator(lambda text: one_line(text) or "")]
+ShortLine = Annotated[str, AfterValidator(lambda text: (one_line(text) or "")[:SHOWN_VALUE].rstrip())]
 
 
 class _Advisory(BaseModel):
@@ -105,6 +106,35 @@ class Cancelled(_Advisory):
     by: Line | None = None
 
 
+class ReportedAttempt(_Advisory):
+    """What a worker says of one attempt at a job: how far it is, or how it failed. Nothing is decided by it.
+
+    :param deliveries: which delivery of the job it is
+    :param job_id: the job's own id
+    :param worker: the worker's name
+    :param fraction: how much of the job is done, from 0 to 1
+    :param text: what the handler is doing
+    :param failed: whether the attempt has failed
+    :param seconds: how long it took until it failed
+    :param error_class: the class of the error
+    :param error_message: the error's text
+    :param error_place: where the handler failed, as ``module:function:line``
+    """
+
+    type: Literal["io.airflow.jetstream.v1.attempt"] = "io.airflow.jetstream.v1.attempt"
+    stream_seq: Annotated[int, Field(ge=1, le=SEQUENCE)]
+    deliveries: Annotated[int, Field(ge=1, le=INTEGER)]
+    job_id: JobId | None = None
+    worker: Line | None = None
+    fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    text: ShortLine | None = None
+    failed: bool = False
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    error_class: ShortLine | None = None
+    error_message: Line | None = None
+    error_place: ShortLine | None = None
+
+
 class CancellationRequest(BaseModel):
     """A request to cancel all jobs with an id, or one of them.
 
@@ -144,5 +174,13 @@ def parse_cancellation_request(data: bytes) -> CancellationRequest | None:
     """Parse a message's body as a request to cancel jobs; ``None`` for any other body."""
     try:
         return CancellationRequest.model_validate_json(data)
+    except ValidationError:
+        return None
+
+
+def parse_attempt(data: bytes) -> ReportedAttempt | None:
+    """Parse a message's body as what a worker says of an attempt; ``None`` for any other body."""
+    try:
+        return ReportedAttempt.model_validate_json(data)
     except ValidationError:
         return None

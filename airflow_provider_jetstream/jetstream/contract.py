@@ -288,6 +288,26 @@ def consumer_completion_filter(queue: object, consumer: str) -> str:
     return f"completed.{queue}.{consumer}.*"
 
 
+def attempt_filter(queue: object) -> str:
+    """Return the filter of the subjects on which workers store what they know of attempts at jobs."""
+    return f"attempts.{queue}.>"
+
+
+def consumer_attempt_filter(queue: object, consumer: str) -> str:
+    """Return the filter of the subjects of attempts at one consumer's jobs."""
+    return f"attempts.{queue}.{consumer}.>"
+
+
+def job_attempt_filter(queue: str, sequence: int) -> str:
+    """Return the filter of the subjects of attempts at one job, whichever consumer delivered it."""
+    return f"attempts.{queue}.*.{sequence}.*"
+
+
+def attempt_subject(queue: str, consumer: str, sequence: int, delivery: int) -> str:
+    """Return the subject of one attempt: what is stored last there replaces what was before."""
+    return f"attempts.{queue}.{consumer}.{sequence}.{delivery}"
+
+
 def manifest_filter(queue: object) -> str:
     """Return the filter of the subjects on which tasks record what they published."""
     return f"published.{queue}.*"

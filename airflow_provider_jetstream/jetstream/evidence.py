@@ -23,8 +23,10 @@ from airflow_provider_jetstream.jetstream.advisories import (
     Completion,
     MaxDeliveries,
     Nak,
+    ReportedAttempt,
     Terminated,
     parse_advisory,
+    parse_attempt,
     parse_cancellation_request,
 )
 from airflow_provider_jetstream.jetstream.contract import NO_CONSUMER, id_token
@@ -132,6 +134,14 @@ def event_of_body(subject: str, data: bytes, queue: str, domain: str = "") -> An
     return event_of(_Bare(subject, data), queue, domain)
 
 
+def attempt_of(message: Message, queue: str) -> ReportedAttempt | None:
+    """Return what a message says of an attempt at a job of a queue; ``None`` for any other message."""
+    row, names = _row_of(message.subject)
+    if row is None or row.is_valid is not _is_attempt or names["queue"] != queue or proves_nothing(message):
+        return None
+    return parse_attempt(message.data)
+
+
 def handled_sequence(message: Message, queue: str) -> int:
     """Return the stream sequence of the dead letter that a handler reports as handled; 0 for any other message."""
     row, names = _row_of(message.subject)
@@ -216,6 +226,19 @@ def _is_cancellation(message: Message, names: _Names) -> bool:
         return False
     token = id_token(request.job_id) if request.stream_seq is None else str(request.stream_seq)
     return token == names["token"]
+
+
+def _is_attempt(message: Message, names: _Names) -> bool:
+    attempt = parse_attempt(message.data)
+    if attempt is None:
+        return False
+    stated = (attempt.stream, attempt.consumer, str(attempt.stream_seq), str(attempt.deliveries))
+    # Its type may be left out of no message: an answer of the server has others.
+    return stated == (names["queue"], names["consumer"], names["sequence"], names["delivery"]) and _has_type(message)
+
+
+def _has_type(message: Message) -> bool:
+    return "type" in (_json(message.data) or {})
 
 
 def _is_record(message: Message, names: _Names) -> bool:
@@ -314,6 +337,13 @@ TABLE: Final[tuple[Evidence, ...]] = (
         "nobody by role: who may cancel",
         "a cancellation; `stream` as in the subject, whose token is `stream_seq`, or else the SHA-256 of `job_id`",
         _is_cancellation,
+    ),
+    Evidence(
+        "attempts.<queue>.<consumer>.<sequence>.<delivery>",
+        "attempts",
+        _WORKERS,
+        "an attempt; `stream`, `consumer`, `stream_seq` and `deliveries` as in the subject. Nothing is decided by it",
+        _is_attempt,
     ),
     Evidence(
         "published.<queue>.<key>",

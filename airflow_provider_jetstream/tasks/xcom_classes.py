@@ -11,7 +11,12 @@ from typing import Final
 _ROOT: Final = "airflow_provider_jetstream.jetstream"
 # Reports come back as JSON, the others as equal objects.
 REPORTS: Final = (
-    *("cancellation.cancel.CancelReport", "dead_letters.account.JobAccount", "dead_letters.diagnose.Diagnosis"),
+    *(
+        "attempts.AttemptReport",
+        "cancellation.cancel.CancelReport",
+        "dead_letters.account.JobAccount",
+        "dead_letters.diagnose.Diagnosis",
+    ),
     *("dead_letters.find.Findings", "dead_letters.find.Summary", "dead_letters.letter.DeadLetter"),
     *("dead_letters.death.Death", "inspection.drained.DrainReport", "inspection.health.QueueHealth"),
     *("provisioning.plan.Plan", "publishing.report.PublishReport", "redrive.preview.Preview"),
@@ -23,6 +28,7 @@ VALUES: Final = (
     *("audit.redrives.RedriveOutcomes", "audit.redrives.Wave", "dead_letters.selection.Selection"),
     *("origin.Origin", "origin.TaskTry", "publishing.job.Job", "queue.declaration.Archive", "queue.declaration.Audit"),
     "queue.declaration.Schedules",
+    "queue.declaration.Attempts",
     *("queue.declaration.Consumer", "queue.declaration.DeadLetterQueue", "queue.declaration.Events"),
     *("queue.work_queue.WorkQueue", "redrive.json_patch.JsonPatch", "redrive.repair.Repair"),
     *("redrive.request.RedriveRequest", "redrive.stop_rule.StopWhen", "waiting.cursor.Cursor"),

@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.queue.stream_config import outside_fil
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
+from airflow_provider_jetstream.worker.attempts import AttemptWriter
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.executor import JobExecutor, QueueClock
@@ -156,6 +157,8 @@ async def bind_consumers(
             redelivery = RedeliveryPolicy.of(config)
             dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver, context.worker)
             await dead_letters.inspect_target()
+            attempts = AttemptWriter(connection, queue, consumer, context.worker)
+            await attempts.open()
             supervisor = Supervisor(context.runner, context.grace_over)
             settlement = JobSettlement(
                 connection,
@@ -179,6 +182,7 @@ async def bind_consumers(
                 deadline=context.deadline,
                 execute_at_header=queue.execute_at_header,
                 clock=clocks[queue.name],
+                attempts=attempts,
             )
             consumers.append(
                 BoundConsumer(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.client.headers import first_values
@@ -19,7 +20,7 @@ from airflow_provider_jetstream.jetstream.publishing.job import delivered_adviso
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
@@ -129,6 +130,7 @@ class Delivery:
     headers: dict[str, str]
     sequence: int
     attempt: int
+    _reporter: Callable[[float, str], None] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, message: PulledMessage) -> Self:
@@ -140,7 +142,42 @@ class Delivery:
         _set_headers(delivery, message.headers)
         _set_sequence(delivery, message.sequence)
         _set_attempt(delivery, message.attempt)
+        _set_reporter(delivery, None)
         return delivery
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (self.id, self.subject, self.body, self.headers, self.sequence, self.attempt)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        # A handler's process reports to the worker's process, by way of its own.
+        for set_value, value in zip(_SETTERS, (*state, None), strict=True):
+            set_value(self, value)
+
+    def report_to(self, reporter: Callable[[float, str], None]) -> None:
+        """Set what takes the progress of this delivery; the worker does that."""
+        _set_reporter(self, reporter)
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the job is; people see it, and nothing is decided by it.
+
+        The last report is stored, at most one a second, where the queue declares ``attempts``. May be called from any
+        thread, and as often as you like.
+
+        :param fraction: how much of the job is done, from 0 to 1
+        :param text: what is being done, such as ``"page 12 of 30"``; one line of 200 characters, the rest is cut
+        :raises ValueError: the fraction is no number from 0 to 1, or the text isn't text
+        """
+        is_number = isinstance(fraction, Real) and not isinstance(fraction, bool)
+        # NaN isn't in any range.
+        if not is_number or not 0 <= fraction <= 1:
+            raise ValueError(
+                f"expected a fraction from 0 to 1, found {shown_value(fraction)}: give the part of the job that is"
+                " done, such as 0.4"
+            )
+        if not isinstance(text, str):
+            raise ValueError(f"expected text such as 'page 12 of 30', found {shown_value(text)}: decode bytes first")
+        if self._reporter is not None:
+            self._reporter(float(fraction), (one_line(text) or "")[:SHOWN_VALUE].rstrip())
 
     @property
     def shown_id(self) -> str:
@@ -174,6 +211,5 @@ class Delivery:
 
 
 # The constructor of a frozen dataclass takes three times as long, for each job of a worker.
-_set_id, _set_subject, _set_body, _set_headers, _set_sequence, _set_attempt = (
-    getattr(Delivery, field.name).__set__ for field in fields(Delivery)
-)
+_SETTERS = tuple(getattr(Delivery, field.name).__set__ for field in fields(Delivery))
+_set_id, _set_subject, _set_body, _set_headers, _set_sequence, _set_attempt, _set_reporter = _SETTERS

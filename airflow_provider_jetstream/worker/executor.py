@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
+    from airflow_provider_jetstream.worker.attempts import AttemptWriter
     from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
     from airflow_provider_jetstream.worker.delivery import PulledMessage
     from airflow_provider_jetstream.worker.runners import HandlerRun, Supervisor
@@ -236,6 +237,7 @@ class JobExecutor:
     deadline: float | None
     execute_at_header: bool
     clock: QueueClock
+    attempts: AttemptWriter
 
     def start(self, message: PulledMessage) -> None:
         """Start a pulled job; it is settled, and its outcome logged, in the background."""
@@ -282,6 +284,7 @@ class JobExecutor:
         ack_wait = self.redelivery.ack_wait_seconds(job.attempt)
         run = JobRun(self, message, job, ack_wait, attempt_seconds(job, self.deadline), now)
         run.reconnects = self.connection.reconnects
+        self.attempts.follow(run)
         self.settlement.jobs.add(run)
         return run
 
@@ -290,11 +293,18 @@ class JobExecutor:
         if now >= run.signal_at:
             run.signal_at = now + run.interval
             self._signal(run)
+        if now >= run.progress_at:
+            run.progress_at = inf
+            self.attempts.send_progress(run)
         if now >= run.deadline_at:
             run.deadline_at = inf
             self.supervise(run)
         if now >= run.answer_at:
             self.settlement.repeat(run)
+
+    def expect(self, run: JobRun) -> None:
+        """Note that something of a run is due sooner than before."""
+        self.settlement.jobs.sweep.expect(run.due)
 
     def supervise(self, run: JobRun) -> None:
         """End the handler of a run where its deadline, a cancellation or the worker's end asks for that."""
@@ -326,11 +336,13 @@ class JobExecutor:
     def _on_outcome(self, run: JobRun, result: HandlerResult) -> None:
         if result.error is None:
             if result.value is None and self.settlement.completions.has_plain_form(run.job):
+                self.attempts.finish(run)
                 self.settlement.store(run)
                 return
             self._encode(run.job, result)
         if result.error is None:
             run.payload = result.value
+            self.attempts.finish(run)
             self.settlement.store(run)
         else:
             self.settlement.do(run, self._conclude(run, result))
@@ -346,7 +358,9 @@ class JobExecutor:
 
     async def _conclude(self, run: JobRun, result: HandlerResult) -> Ended:
         """Settle a job; the value of a successful result is the encoded completion."""
-        message, job = run.message, run.job
+        if result.error is None:
+            self.attempts.finish(run)
+        message, job, progress = run.message, run.job, run.end_progress()
         if result.cancelled and (cancellation := self.cancellations.get(job.id, message.stored_at, job.sequence)):
             await self.settlement.completions.store_cancellation(message, job, cancellation)
             await self.settlement.acknowledge(run)
@@ -358,10 +372,12 @@ class JobExecutor:
                 await self.settlement.acknowledge(run)
                 return DeliveryOutcome.COMPLETED, None
             case GiveUpError():
+                await self.attempts.store_failure(run, error, _seconds_of(run), progress)
                 return await self._terminate(run, error), error
             case HandlerCutOffError(ended=False):
                 return DeliveryOutcome.LEFT, error
             case NotDueError():
+                await self.attempts.store_failure(run, error, _seconds_of(run), progress)
                 run.stop_signals()
                 await self._nak(run, self.redelivery.nak_delay(error.seconds, job.attempt))
                 return DeliveryOutcome.DELAYED, None
@@ -371,6 +387,7 @@ class JobExecutor:
                 delay, outcome = self.redelivery.nak_delay(error.seconds, job.attempt), DeliveryOutcome.RETRIED
             case _:
                 delay, outcome = self.redelivery.backoff_delay(job.attempt), DeliveryOutcome.RETRIED
+        await self.attempts.store_failure(run, error, _seconds_of(run), progress)
         try:
             await self.dead_letters.record_failure(message, error, _seconds_of(run))
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import groupby, islice
 from math import inf
 from operator import itemgetter
@@ -34,6 +35,8 @@ log = logging.getLogger("jetstream.worker")
 # At least so many seconds between two sweeps, each of which looks at every job.
 _SHORTEST_PAUSE: Final = 0.02
 _SIGNALS_PER_ACK_WAIT: Final = 3
+# Seconds between two messages about the progress of one job.
+_PROGRESS_PAUSE: Final = 1.0
 _SETTLE_TIMEOUT: Final = 5.0
 _UNSETTLED_PER_SLOT: Final = 2
 
@@ -90,6 +93,9 @@ class JobStarter(Protocol):
     def supervise(self, run: JobRun) -> None:
         """Look whether a run's handler has to be ended."""
 
+    def expect(self, run: JobRun) -> None:
+        """Note that something of a run is due sooner than before."""
+
 
 class JobRun:
     """A job from its arrival until it is settled; all times are the event loop's.
@@ -100,12 +106,14 @@ class JobRun:
     :ivar call: looks whether the call of a batch handler has to be ended that it is part of, while that runs
     :ivar task: what does the rest, where more than the next answer of the server is awaited
     :ivar payload: its encoded completion; empty until that is sent, where it has no result
+    :ivar progress: what its handler has reported last, where that is stored
     :ivar is_stored: whether the completion is
     :ivar reconnects: how often the connection was lost before the delivery
     :ivar request: the number of its unconfirmed request
     :ivar due: the earliest of the times below
     :ivar signal_at: when the server is told next that the job is in progress
     :ivar deadline_at: when its handler has to be done
+    :ivar progress_at: when its progress is sent
     :ivar answer_at: when its unconfirmed request is sent again
     """
 
@@ -123,6 +131,8 @@ class JobRun:
         "job",
         "message",
         "payload",
+        "progress",
+        "progress_at",
         "reconnects",
         "request",
         "seconds",
@@ -154,21 +164,72 @@ class JobRun:
         self.reconnects = 0
         self.request = 0
         self.signal_at = now + self.interval
-        self.deadline_at = self.answer_at = inf
+        self.progress: JobProgress | None = None
+        self.deadline_at = self.answer_at = self.progress_at = inf
         self.due = self.signal_at
 
     def stop_signals(self) -> None:
         """Send no more signals; called before a nak, since a signal after it would delay the next delivery."""
         self.signal_at = inf
 
+    def expect_progress(self, at: float) -> None:
+        """Have its progress sent at a time, unless its handler is done by then."""
+        if self.progress is not None:
+            self.progress_at = at
+            self.due = min(self.due, at)
+            self._owner.expect(self)
+
+    def end_progress(self) -> tuple[float, str] | None:
+        """Send no more progress, whatever a thread of the handler goes on to report; returns what it reported last."""
+        self.progress_at = inf
+        progress, self.progress = self.progress, None
+        return progress.latest if progress else None
+
     def on_due(self, now: float) -> None:
         """Do what is due, and set the next time."""
         self._owner.on_due(self, now)
-        self.due = min(self.signal_at, self.deadline_at, self.answer_at)
+        self.due = min(self.signal_at, self.deadline_at, self.answer_at, self.progress_at)
 
     def supervise(self) -> None:
         """Look whether the handler has to be ended."""
         self._owner.supervise(self)
+
+
+class JobProgress:
+    """The last progress of one running job; its handler reports it from any thread, as often as it likes."""
+
+    __slots__ = ("_is_announced", "_loop", "_run", "_sent_at", "latest")
+
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._is_announced = False
+        self._sent_at = -inf
+        self.latest: tuple[float, str] | None = None
+
+    def __call__(self, fraction: float, text: str) -> None:
+        """Note progress; the event loop is told once for all that comes before it is sent."""
+        self.latest = (fraction, text)
+        if not self._is_announced:
+            self._is_announced = True
+            # The loop is closed when the worker stopped without waiting for this thread.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._announce)
+
+    def _announce(self) -> None:
+        self._run.expect_progress(max(self._loop.time(), self._sent_at + _PROGRESS_PAUSE))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is some that wasn't sent, and may be sent now."""
+        return self._is_announced and self._loop.time() >= self._sent_at + _PROGRESS_PAUSE
+
+    def take(self) -> tuple[float, str] | None:
+        """Return the progress that is to be sent now."""
+        # Before it is read: what is noted from here on is announced again.
+        self._is_announced = False
+        self._sent_at = self._loop.time()
+        return self.latest
 
 
 class InFlightJobs:

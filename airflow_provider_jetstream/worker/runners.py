@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from airflow_provider_jetstream.worker.errors import (
     HandlerCutOffError,
@@ -316,6 +316,34 @@ class _ThreadRunner(Runner):
         self._threads.close()
 
 
+class _Progress(NamedTuple):
+    """What a handler in a process reports."""
+
+    fraction: float
+    text: str
+
+
+class _ProgressPipe:
+    """Sends the progress of one job to the worker, from any thread of the handler, until the handler is done."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def send(self, fraction: float, text: str) -> None:
+        """Send progress."""
+        with self._lock:
+            if self._is_open:
+                with suppress(OSError):
+                    self._pipe.send(_Progress(fraction, text))
+
+    def close(self) -> None:
+        """Send nothing any more: what came after the result would be about the next job."""
+        with self._lock:
+            self._is_open = False
+
+
 class _HandlerProcess:
     """A process that runs one job at a time and exits when its parent does; the methods of this class block.
 
@@ -355,14 +383,18 @@ class _HandlerProcess:
             self.is_started = True
         self._receive()
 
-    def execute(self, job: Any) -> Any:
+    def execute(self, job: Delivery | list[Delivery]) -> Any:
         """Run the handler for a job; returns what it returns, and raises what it raises.
 
         :raises HandlerDiedError: the process exited before it sent a result
         """
         with suppress(OSError):
             self._pipe.send(job)
-        result, cause, trace, failure = self._receive()
+        # What the handler reports of its progress comes before its result.
+        while isinstance(answer := self._receive(), _Progress):
+            if not isinstance(job, list):
+                job.progress(*answer)
+        result, cause, trace, failure = answer
         if result.error is None:
             return result.value
         result.error.__cause__ = cause
@@ -485,8 +517,11 @@ def _serve(handler: Callable[[Any], Any], pipe: Pipe, log_format: str | None) ->
             job = pipe.recv()
         except EOFError:
             return
+        progress = _ProgressPipe(pipe)
+        job.report_to(progress.send)
         with HandlerResult() as result:
             result.value = handler(job)
+        progress.close()
         with suppress(BrokenPipeError):
             pipe.send_bytes(_encode(result))
 

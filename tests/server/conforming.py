@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Those of the contract; and in progress, completion, acknowledgement, failure, record and termination, killed and cut
 # off before; the last five of them after, too.
-LINES = 14 + 2 * (6 + 5)
+LINES = 15 + 2 * (6 + 5)
 
 
 def conform(

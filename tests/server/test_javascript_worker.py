@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.dev.process import Process
+from airflow_provider_jetstream.jetstream import read_attempts
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_lines
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
@@ -24,7 +25,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import AttemptReport, ConnectionSettings
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -47,6 +48,7 @@ MISTAKES = {
     "failure-comes-back": ("return message.nak(1000);", "return message.ack();"),
     # A parser that knows bare numbers only.
     "deadline": ("if (!duration || duration.length > 64)", "if (!/^[0-9.]+$/.test(duration))"),
+    "attempt-form": ("stream_seq: sequence, deliveries, ...fields", "stream_seq: sequence, ...fields"),
     "expired-not-run": ("return expires < Date.now()", "return expires < 0"),
     "completion-before-acknowledgement": (
         "  await repeated(async () => {",
@@ -83,6 +85,31 @@ async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake
     # An attempt that takes too long is a failure too.
     also = {"failure-comes-back": {"deadline"}}
     assert found == {"none": set()} | {line: {line} | also.get(line, set()) for line in MISTAKES}
+
+
+@pytest.mark.slow
+async def test_the_worker_stores_how_far_it_is_and_how_each_attempt_failed(
+    connection: NatsPyConnection, nats: NatsServer, name: str, node_folder: Path
+) -> None:
+    consumer = {"ack_wait": "5s", "max_deliver": 2}
+    queue = await make_queue(connection, name, consumer=consumer, jobs=["fail", "sleep 30"], attempts=True)
+    script = node_folder / "attempts.mjs"
+    script.write_text(WORKER.read_text(encoding="utf-8"), encoding="utf-8")
+    env = {**os.environ, "NATS_URL": nats.url, "JOB_STREAM": name, "JOB_CONSUMER": "worker"}
+    process = Process.start(["node", str(script)], env=env, log_file=script.with_suffix(".log"))
+
+    async def progress() -> AttemptReport | None:
+        attempts = await read_attempts(connection, queue, 2)
+        return attempts[0] if attempts and (attempts[0].fraction or 0) > 0 else None
+
+    try:
+        running = await eventually(progress, within=LONG)
+    finally:
+        process.kill()
+    assert (running.number, running.state) == (1, "running")
+    assert (running.text or "").endswith(" of 30 s")
+    first = (await read_attempts(connection, queue, 1))[0]
+    assert (first.state, first.error_class, first.error_message) == ("failed", "Error", "the job says so")
 
 
 @pytest.mark.smoke

@@ -39,6 +39,7 @@ from airflow_provider_jetstream.jetstream import (
     permissions,
     provision,
     publish,
+    read_attempts,
     redrive_dead_letters,
     take_cursor,
     wait,
@@ -82,6 +83,7 @@ QUEUE = WorkQueue(
     dead_letters="orders-dead",
     events="orders-events",
     archive=True,
+    attempts=True,
 )
 SUBJECT = "orders.jobs.a"
 PLAN, PLANNED_STREAM = "plans.jobs.a", "plans-schedules"
@@ -154,6 +156,7 @@ def settings_of(server: NatsServer, user: str) -> ConnectionSettings:
 
 def handle(job: Delivery) -> dict[str, int]:
     """Do a job, fail, or give up, as its body says."""
+    job.progress(0.5, "half")
     if b"give up" in job.body:
         raise GiveUpError("expected another job")
     if b"fail" in job.body:
@@ -209,9 +212,10 @@ async def waits(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
     async with connect(settings) as connection:
         cursor = await take_cursor(connection, QUEUE)
         report = await publish(admin, QUEUE, ["a job", "fail"], subject=SUBJECT)
-        waiting = asyncio.ensure_future(wait(connection, cursor, report.sequences, policy=WaitPolicy(max_dead=5)))
-        # Long enough for the comparison with the server.
-        await asyncio.wait({waiting}, timeout=0.5)
+        with patch(seams.WAIT_ATTEMPTS_SECONDS, 0.1):
+            waiting = asyncio.ensure_future(wait(connection, cursor, report.sequences, policy=WaitPolicy(max_dead=5)))
+            # Long enough for the comparison with the server, and for a look at attempts.
+            await asyncio.wait({waiting}, timeout=0.5)
         await do_jobs(settings_of_admin(settings), admin)
         await waiting
         # The end of reading isn't waited for; a denial of it is handled in a task of its own.
@@ -378,6 +382,7 @@ async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
         scan = await Scan.begin(connection, queue)
         async for _ in scan.pages(Selection()):
             await find_dead_letters(connection, queue)
+        await read_attempts(connection, queue, 1)
         redrive = await record_redrive(admin, queue)
         assert redrive in {found.id for found in await list_redrives(connection, queue)}
         report = await publish(admin, QUEUE, ["deleted"], subject=SUBJECT)
@@ -401,7 +406,7 @@ async def provisions(settings: ConnectionSettings, admin: NatsPyConnection) -> N
         await provision(connection, QUEUE)
         fields = QUEUE.model_dump(exclude_unset=True)
         changed = {"description": uuid4().hex}
-        for part in ("dead_letters", "events", "archive", "audit"):
+        for part in ("dead_letters", "events", "archive", "audit", "attempts"):
             fields[part] = {"name": getattr(QUEUE, part).name, **changed}
         await provision(connection, WorkQueue.load(fields | changed))
 

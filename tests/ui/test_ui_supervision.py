@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 from ui_browsing import row
-from ui_steps import blocking, with_connection, working
+from ui_steps import blocking, wait_for_letters, with_connection, working
 
 from testbed.dead_letters import make_terminated_letters
 from testbed.queues import make_queue, publish_jobs
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ui_browsing import Browsing
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection
 
 TWO = [
@@ -68,6 +70,37 @@ def test_pending_jobs_can_be_looked_at(browsing: Browsing, settings: ConnectionS
     page.get_by_role("button", name="In flight").click()
     expect(page.get_by_text("No job in this state")).to_be_visible()
     expect(page).to_have_url(re.compile("state=delivered"))
+
+
+def test_a_running_job_shows_how_far_it_is_and_how_its_attempts_failed(
+    browsing: Browsing, settings: ConnectionSettings
+) -> None:
+    queue = made(settings, "presses", attempts=True, consumer={"max_deliver": 2, "ack_wait": "2s"})
+    done = threading.Event()
+
+    def print_pages(job: Delivery) -> None:
+        if job.attempt == 1:
+            raise ValueError("out of paper")
+        job.progress(0.4, "page 12 of 30")
+        done.wait(60)
+        raise ValueError("out of ink")
+
+    blocking(with_connection(settings, publish_jobs, queue, ["a book"]))
+    with working(settings, queue, print_pages):
+        page = browsing.open("#/queues/nats_default/presses/jobs?state=delivered")
+        last = page.get_by_role("table", name="Jobs").locator('td[data-label="Last attempt"]')
+        expect(last).to_contain_text("40 %, page 12 of 30", timeout=30_000)
+        expect(last).to_contain_text(re.compile("just now|ago"))
+        page.get_by_title("1, stream sequence 1", exact=True).first.click()
+        attempts = page.get_by_role("list", name="Attempts").get_by_role("listitem")
+        expect(attempts).to_have_count(2)
+        expect(attempts.first).to_contain_text("attempt 1: ValueError: out of paper")
+        expect(attempts.last).to_contain_text("attempt 2: 40 %, page 12 of 30")
+        done.set()
+        blocking(wait_for_letters(settings, queue, 1))
+    page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/presses/letters/1")
+    expect(attempts.first).to_contain_text("attempt 1: ValueError: out of paper")
+    expect(attempts.last).to_contain_text("attempt 2: ValueError: out of ink")
 
 
 def test_a_consumer_is_paused_and_resumed(browsing: Browsing, settings: ConnectionSettings) -> None:

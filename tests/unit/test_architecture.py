@@ -50,7 +50,7 @@ _CORE_LEVELS = (
     {"client"},
     {"queue"},
     {"documents"},
-    {"archive", "audit", "publishing", "cancellation", "roles"},
+    {"archive", "attempts", "audit", "publishing", "cancellation", "roles"},
     {"dead_letters", "mover"},
     {"waiting"},
     {"publication", "redrive", "inspection"},

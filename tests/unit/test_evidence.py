@@ -15,6 +15,7 @@ _TOKENS = {
     "queue": "q",
     "consumer": "worker",
     "sequence": "7",
+    "delivery": "1",
     "subject…": "q.jobs.a",
     "token": id_token("order-7"),
     "operation": "op1",
@@ -84,6 +85,7 @@ def _true_message(row_subject: str) -> tuple[bytes, tuple[tuple[str, str], ...]]
         return b"", _COPIED
     body = {
         "cancelled": {"stream": "q", "job_id": "order-7", "timestamp": "2026-11-27T00:00:00Z"},
+        "attempts": {"type": "io.airflow.jetstream.v1.attempt", **_EVENT},
         "published": {"type": "io.airflow.jetstream.v1.published"},
         "handled": {"by": "ann"},
         "requeued": {"stream": "q", "sequence": 7},

@@ -14,10 +14,11 @@ QUEUE = {
     "events": "orders-events",
     "archive": True,
     "schedules": True,
+    "attempts": True,
 }
 _INTRO = (
     "Every line of the [policies](../permissions.md), for a queue `orders` with one consumer, a dead letter queue,"
-    " events, an archive, an audit and schedules."
+    " events, an archive, an audit, schedules and attempts."
 )
 
 

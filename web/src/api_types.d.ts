@@ -194,11 +194,25 @@ export interface History {
   problem: string | null;
 }
 
+export interface JobAttempt {
+  number: number;
+  state: "running" | "failed" | "unanswered";
+  at: string | null;
+  worker: string | null;
+  fraction: number | null;
+  text: string | null;
+  seconds: number | null;
+  error_class: string | null;
+  error_message: string | null;
+  error_place: string | null;
+}
+
 export interface JobDetail {
   job: JobLine;
   hidden: boolean;
   payload: Payload | null;
   headers: ([string, string])[];
+  attempts: (JobAttempt)[];
 }
 
 export interface JobLine {
@@ -211,6 +225,7 @@ export interface JobLine {
   size: number;
   redrives: number;
   origin: OriginOfLetter | null;
+  attempt: JobAttempt | null;
 }
 
 export interface JobPage {
@@ -240,6 +255,7 @@ export interface LetterDetail {
   entries: (number)[];
   dead_letter_queue: string;
   attempts: (Attempt)[];
+  tries: (JobAttempt)[];
   audit: (AuditLine)[];
 }
 

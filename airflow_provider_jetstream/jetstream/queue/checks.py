@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import (
 from airflow_provider_jetstream.jetstream.contract import (
     MAX_DELIVERIES,
     archive_filter,
+    attempt_filter,
     audit_filter,
     completion_filter,
     due_subject,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.queue.declaration import (
         Archive,
+        Attempts,
         Audit,
         Consumer,
         DeadLetterQueue,
@@ -76,6 +78,7 @@ class QueueFields(StreamFields, Protocol):
     archive: Archive | None
     audit: Audit | None
     schedules: Schedules | None
+    attempts: Attempts | None
     execute_at_header: bool
     advisory_subjects: tuple[str, ...]
 
@@ -105,6 +108,7 @@ def queue_problems(queue: QueueFields) -> list[str]:
         (queue.archive, archive_filter(queue.name), "no job would have a copy"),
         (queue.audit, audit_filter(queue.name), "what is done to dead letters would not be recorded"),
         (queue.schedules, schedule_filter(queue.name), "no job could be scheduled"),
+        (queue.attempts, attempt_filter(queue.name), "nothing would be known of attempts"),
         *((queue.schedules, due_subject(queue.name, subject), "its jobs couldn't be") for subject in queue.subjects),
     ):
         if companion and not covered_by_any(companion.subjects, subject):

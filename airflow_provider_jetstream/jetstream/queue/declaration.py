@@ -569,6 +569,30 @@ class Audit(Stream):
     allow_direct: bool | None = True
 
 
+class Attempts(Stream):
+    """The stream that stores how far attempts at jobs are, and how they failed: one message for each attempt.
+
+    It is apart from the events: what workers say of a running job may be stored once a second, and must not make the
+    server drop ends of jobs.
+
+    :param max_msgs_per_subject: 1: what is stored later of an attempt replaces what was before
+    :param max_msg_size: of one attempt; the texts in it are bounded
+    :param max_age: how long the last message of an attempt is stored
+    """
+
+    kind = "attempts stream"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+    discard: Literal["old", "new"] | None = "old"
+    max_msgs_per_subject: int | None = Field(default=1, ge=1, le=1)
+    max_msg_size: Size | None = 16 << 10
+    max_age: Duration | None = 7 * _DAY
+    allow_direct: bool | None = True
+
+
 class Schedules(Stream):
     """The stream that stores schedules, and jobs that are due until a mover has stored them in their work queue.
 

@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     MAX_DELIVERIES,
     PARTITIONS,
     archive_filter,
+    attempt_filter,
     audit_filter,
     companion_filter,
     completion_filter,
@@ -25,6 +26,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.declaration import (
     Archive,
+    Attempts,
     Audit,
     DeadLetterQueue,
     Events,
@@ -89,6 +91,7 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     }
     overlapping = [info["config"] for info in await list_streams(connection, schedule_filter(name))]
     companions["schedules"] = _companion(Schedules, schedules_stream(overlapping, name))
+    companions["attempts"] = _companion(Attempts, await _capturing(connection, attempt_filter(name)))
     return WorkQueue(
         **_fields(Stream, config)
         | {"subjects": list(config.get("subjects") or [])}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # A queue's stream, one of its companions, or a consumer from which its workers pull.
-Kind: TypeAlias = Literal["queue", "dead_letters", "events", "archive", "audit", "schedules", "consumer"]
+Kind: TypeAlias = Literal["queue", "dead_letters", "events", "archive", "audit", "schedules", "attempts", "consumer"]
 # Who judges: provisioning, the lint, a worker that starts, and what reads the queue: scans, waits, redrives, diagnoses.
 Use: TypeAlias = Literal["plan", "lint", "worker", "scan"]
 
@@ -333,6 +333,15 @@ def _drops_schedules(field: str) -> Callable[[Facts], str | None]:
         )
 
     return sentence
+
+
+def _many_of_an_attempt(facts: Facts) -> str | None:
+    if facts.config.get("max_msgs_per_subject", 1) == 1:
+        return None
+    return (
+        f"{facts.name} keeps every message about an attempt, up to one a second of each job: set max_msgs_per_subject"
+        " to 1, with which the last one replaces the others"
+    )
 
 
 def _markers(facts: Facts) -> str | None:
@@ -694,6 +703,10 @@ RULES: Final = (
             "max_msgs_per_subject": 1,
             "max_msg_size": 100,
         }.items()
+    ),
+    Rule(
+        *("attempts", "config.max_msgs_per_subject", "every-message-of-an-attempt", Risk),
+        *({"max_msgs_per_subject": -1}, _many_of_an_attempt, _NOTES),
     ),
     Rule("consumer", "config.durable_name", "ephemeral-consumer", Risk, {"config": {}, "ts": "now"}, _ephemeral),
     Rule("consumer", "config.deliver_policy", "deliver-policy", Refusal, {"deliver_policy": "new"}, _deliver_policy),

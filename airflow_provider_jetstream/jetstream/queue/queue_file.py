@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A number to the base 60, as YAML 1.1 has them; making one takes a time that grows with the square of its length.
 _SEXAGESIMAL: Final = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 # Companions that may be declared as true or false, and whose names follow from the queue's.
-_SWITCHED = ("archive", "audit", "schedules")
+_SWITCHED = ("archive", "audit", "schedules", "attempts")
 _WIDTH = 120
 _LINE_BREAKS = "\x85\u2028\u2029"
 

@@ -183,9 +183,10 @@ async def read_companions(connection: Connection, queue: WorkQueue) -> dict[str,
     """Read the STREAM.INFO of a queue's companions by name; a companion that doesn't exist is left out.
 
     One STREAM.LIST returns all companions that capture subjects of the contract. A dead letter queue that was made by
-    hand may capture the server's advisories only: such a companion is read by a request of its own.
+    hand may capture the server's advisories only: such a companion is read by a request of its own. Attempts are left
+    out: nothing is decided by them.
     """
-    names = queue.companion_names()
+    names = tuple(stream.name for stream in queue.companions() if stream is not queue.attempts)
     listed: dict[str, Mapping[str, Any]] = {}
     if len(names) > 1:
         streams = await list_streams(connection, companion_filter(queue.name))

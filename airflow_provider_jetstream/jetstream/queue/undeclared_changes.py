@@ -51,6 +51,7 @@ _LOST_BODIES: Final = "bodies of terminated jobs may be lost"
 _LOST_RECORDS: Final = "what redrives have done may be forgotten, and run twice"
 _LOST_LETTERS: Final = "dead letters, their bodies and what is parked may go unseen or be lost"
 _LOST_ENDS: Final = "ends of jobs may be missing, so that a wait doesn't see them"
+_LOST_ATTEMPTS: Final = "progress and errors of attempts may be missing"
 _LOST_JOBS: Final = "jobs may be refused, or deleted undone"
 _MORE_COPIES: Final = "a job that takes longer runs in a second worker meanwhile"
 _OTHER_JOBS: Final = "jobs of other subjects are delivered, or none"
@@ -60,6 +61,7 @@ _EFFECTS: Final[Mapping[tuple[str, str], str]] = {
     **{("events stream", field): _LOST_ENDS for field in (*_LIMITS, "subjects", "retention")},
     **{("archive", field): _LOST_BODIES for field in (*_LIMITS, "subjects", "retention")},
     **{("audit stream", field): _LOST_RECORDS for field in (*_LIMITS, "subjects", "retention")},
+    **{("attempts stream", field): _LOST_ATTEMPTS for field in (*_LIMITS, "subjects", "retention")},
     ("queue", "republish"): "jobs have no copy in the archive: what is terminated or deleted takes its body with it",
     ("queue", "duplicate_window"): "a job that is published again after that is stored twice",
     ("queue", "allow_rollup_hdrs"): "a message with Nats-Rollup deletes jobs",

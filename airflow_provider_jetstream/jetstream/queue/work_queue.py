@@ -11,6 +11,7 @@ from pydantic import field_validator, model_validator
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import (
     archive_filter,
+    attempt_filter,
     audit_filter,
     cancellation_filter,
     dead_letter_subjects,
@@ -25,6 +26,7 @@ from airflow_provider_jetstream.jetstream.queue.checks import queue_problems
 from airflow_provider_jetstream.jetstream.queue.declaration import (
     ARCHIVE_LIMITS,
     Archive,
+    Attempts,
     Audit,
     Consumer,
     Consumers,
@@ -101,7 +103,17 @@ def _captured(queue: object, dead_letters: Mapping[str, Any]) -> tuple[str, ...]
     return (subjects,) if isinstance(subjects, str) else tuple(str(subject) for subject in subjects)
 
 
-__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "Schedules", "WorkQueue"]
+__all__ = [
+    "Archive",
+    "Attempts",
+    "Audit",
+    "Consumer",
+    "DeadLetterQueue",
+    "Events",
+    "QueueSource",
+    "Schedules",
+    "WorkQueue",
+]
 
 QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
@@ -119,6 +131,8 @@ class WorkQueue(Stream):
     :param audit: the stream that records what was done to dead letters; declared as ``archive`` is
     :param schedules: the stream of jobs that are published later, or its name; ``True`` for one of the default name.
         ``None``: jobs can't be scheduled. Needs server 2.12, and a mover (``jetstream-queue schedules run``)
+    :param attempts: the stream of what workers say of attempts at jobs, their progress and their errors, or its name;
+        ``True`` for one of the default name. ``None``: only the error of the last attempt is stored, with a dead letter
     :param execute_at_header: whether workers of this package start a job with the header ``X-Execute-At`` only at that
         time; waiting for it costs one of its deliveries
     :param advisory_subjects: filters of the subjects on which workers of any make publish the id of a job that they
@@ -136,6 +150,7 @@ class WorkQueue(Stream):
     archive: Archive | None = None
     audit: Audit | None = None
     schedules: Schedules | None = None
+    attempts: Attempts | None = None
     execute_at_header: bool = False
     advisory_subjects: tuple[str, ...] = ()
 
@@ -145,7 +160,7 @@ class WorkQueue(Stream):
         if not isinstance(values, dict):
             return values
         values = with_sampled_consumers(values)
-        for field in ("archive", "audit", "schedules"):
+        for field in ("archive", "audit", "schedules", "attempts"):
             values = values | _enabled(field, values)
         name = values.get("name")
         replicas, stored_alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
@@ -161,12 +176,14 @@ class WorkQueue(Stream):
         event_subjects = default_event_subjects(name, values.get("consumers"), advisory_subjects)
         due = tuple(due_subject(name, subject) for subject in _subjects(values.get("subjects")))
         schedules = {"name": f"{name}-schedules", "subjects": (schedule_filter(name), *due)}
+        attempts = {"name": f"{name}-attempts", "subjects": (attempt_filter(name),)}
         for field, model, defaults in (
             ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
             ("events", Events, replicas | {"subjects": event_subjects}),
             ("archive", Archive, stored_alike | archive),
             ("audit", Audit, stored_alike | audit),
             ("schedules", Schedules, stored_alike | schedules),
+            ("attempts", Attempts, stored_alike | attempts),
         ):
             if (companion := _fields_of(values.get(field), model)) is not None:
                 values[field] = defaults | companion
@@ -199,12 +216,12 @@ class WorkQueue(Stream):
         if self.dead_letters and self.dead_letters.republish:
             # The audit stores the copies from the first one on.
             streams = (self.audit, *streams[:-1])
-        streams = (*streams, self.schedules)
+        streams = (*streams, self.schedules, self.attempts)
         return tuple(stream for stream in streams if stream is not None)
 
     def companion_kind(self, companion: Stream) -> Kind:
         """Return what one of :meth:`companions` is to the queue."""
-        kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit", "schedules")
+        kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit", "schedules", "attempts")
         return next(kind for kind in kinds if getattr(self, kind) is companion)
 
     def companion_names(self) -> tuple[str, ...]:
@@ -369,7 +386,7 @@ def _is_one_of(value: object, valid: frozenset[str]) -> bool:
 def _enabled(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace ``True`` and ``False`` for a stream; by default, a queue with dead letters has it."""
     if field not in values:
-        return {field: {}} if values.get("dead_letters") and field != "schedules" else {}
+        return {field: {}} if values.get("dead_letters") and field in ("archive", "audit") else {}
     if values[field] is True:
         return {field: {}}
     return {field: None} if values[field] is False else {}

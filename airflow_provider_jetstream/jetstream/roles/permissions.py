@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     account_subject,
     audit_filter,
     cancellation_filter,
+    consumer_attempt_filter,
     consumer_completion_filter,
     copy_filter,
     manifest_filter,
@@ -171,6 +172,8 @@ def _waiter(queue: WorkQueue) -> Iterator[Permission]:
         yield _api("CONSUMER.MSG.NEXT", f"{stream}.*", f"{what}: reading")
         yield _api("CONSUMER.DELETE", f"{stream}.*", f"{what}: the end of reading")
     yield _api("STREAM.MSG.GET", queue.events.name, "results of jobs")
+    if queue.attempts:
+        yield _api("STREAM.MSG.GET", queue.attempts.name, "how far jobs are, and how attempts failed")
     if queue.archive and len(queue.consumers) > 1:
         yield _api("STREAM.INFO", queue.archive.name, "whose a job was that is gone")
         yield _api("STREAM.MSG.GET", queue.archive.name, "whose a job was that is gone")
@@ -191,6 +194,9 @@ def _worker(queue: WorkQueue, consumer: str) -> Iterator[Permission]:
     if queue.dead_letters:
         yield _api("STREAM.INFO", queue.dead_letters.name, "where copies of dead letters are stored")
         yield _sends(f"{copy_filter(queue.name).removesuffix('>')}{consumer}.*", "copies of dead letters")
+    if queue.attempts:
+        yield _api("STREAM.INFO", queue.attempts.name, "where progress and errors of attempts are stored")
+        yield _sends(consumer_attempt_filter(queue.name, consumer), "progress and errors of attempts")
     yield _api("STREAM.MSG.GET", queue.name, "whether a job is still stored before its end is sent again")
 
 
@@ -244,6 +250,8 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
     yield from _bulk_reads(queue)
+    if queue.attempts:
+        yield _api("STREAM.MSG.GET", queue.attempts.name, "how far jobs are, and how attempts failed")
     if queue.audit:
         yield _api("STREAM.INFO", queue.audit.name, "the redrives of the queue")
         yield _sends(redrive_control_subject(queue.name, "*"), "pausing, resuming and aborting redrives")
@@ -264,7 +272,8 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield from _reads(queue)
     yield from _bulk_reads(queue)
     for stream in queue.companions():
-        yield _api("STREAM.INFO", stream.name, "whether the queue's streams are there")
+        if stream is not queue.attempts:
+            yield _api("STREAM.INFO", stream.name, "whether the queue's streams are there")
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")

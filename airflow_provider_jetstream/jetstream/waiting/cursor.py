@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 UNKNOWN_REDRIVES = "Whether jobs of %s were redriven isn't known, so that a redriven one counts as gone: %s"
 
 _COMPANIONS = ("events", "dead_letters", "audit")
-_NAMES = ("queue", "created", *_COMPANIONS, *(f"{name}_created" for name in _COMPANIONS))
+_NAMES = ("queue", "created", "attempts", *_COMPANIONS, *(f"{name}_created" for name in _COMPANIONS))
 
 
 def _stream_name(name: str) -> str:
@@ -74,6 +74,7 @@ class Cursor(TaskValue):
     :param audit: the audit, if there is one
     :param audit_from: the first sequence to read there
     :param audit_created: when the audit was created, likewise
+    :param attempts: the stream of what workers say of attempts, if there is one
     """
 
     queue: StreamName
@@ -88,6 +89,7 @@ class Cursor(TaskValue):
     audit: StreamName | None = None
     audit_from: _Position = 1
     audit_created: _Time = ""
+    attempts: StreamName | None = None
 
     def __post_init__(self) -> None:
         # It comes back from JSON as a list.
@@ -163,4 +165,5 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     for name, found in companions.items():
         fields[name], fields[f"{name}_created"] = found["config"]["name"], found["created"]
         fields[f"{name}_from"] = int(found["state"]["last_seq"]) + 1
+    fields["attempts"] = queue.attempts.name if queue.attempts else None
     return Cursor(queue=queue.name, created=info["created"], advisory_subjects=queue.advisory_subjects, **fields)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
+from airflow_provider_jetstream.jetstream.attempts import AttemptReader
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.streams import get_message, last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import job_completion_filter, job_copy_filter
@@ -63,6 +64,7 @@ _UNACCOUNTED_NOTE = "it is gone without a stored end"
 MAX_RESULT_BYTES = 8 * 2**10
 _BATCH = 256
 _SHOWN_TEXT = 300
+_SHOWN_ERRORS = 20
 # An XCom of both, counts and reports, stays below 64 KiB.
 DOCUMENT_BYTES = 32 * 2**10
 DOCUMENT_JOBS = 500
@@ -88,6 +90,7 @@ class JobReport(TaskReport):
     :param result: what the handler returned
     :param result_at: the sequence in the events stream of the completion whose result can't be repeated here, since it
         is too large, or has numbers that no XCom holds
+    :param errors: of a dead job, a line for each attempt, the latest 20, where workers store attempts
     """
 
     id: str | None
@@ -98,10 +101,14 @@ class JobReport(TaskReport):
     error_message: str | None = None
     result: Any = None
     result_at: int | None = None
+    errors: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
+        """Return the fields by name, ``errors`` only where there are some."""
+        values = asdict(self)
+        # Most jobs have none, and a document may have a million.
+        errors = values.pop("errors")
+        return values | ({"errors": list(errors)} if errors else {})
 
     def describe(self) -> str:
         """Return one line: the id, else the sequence, and the error."""
@@ -264,6 +271,8 @@ class _Reader:
         if report.state in (_COMPLETED, _CANCELLED):
             has_result = report.state == _COMPLETED and _found(self._with_result, report.sequence) is not None
             return await self._with_end(report, copy) if has_result or report.id is None else report
+        if report.state == _DEAD:
+            report = replace(report, errors=await self._errors(copy, report.attempts))
         if report.state == _DEAD and (record := await self._record(copy)):
             death = record.death
             return replace(
@@ -288,6 +297,13 @@ class _Reader:
         if size is None or size > MAX_RESULT_BYTES:
             return replace(report, result_at=stored.sequence)
         return replace(report, result=event.result)
+
+    async def _errors(self, sequence: int, deliveries: int | None) -> tuple[str, ...]:
+        if self._cursor.attempts is None:
+            return ()
+        reader = AttemptReader(self._connection, self._cursor.attempts, self._cursor.queue, {})
+        attempts = await reader.all_of(sequence, self._created, deliveries)
+        return tuple(attempt.describe()[:_SHOWN_TEXT] for attempt in attempts[-_SHOWN_ERRORS:])
 
     async def _record(self, sequence: int) -> Record | None:
         if self._cursor.dead_letters is None:

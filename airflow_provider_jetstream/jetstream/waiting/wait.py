@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.attempts import AttemptReader
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, list_consumers
 from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.evidence import event_of
@@ -25,8 +29,9 @@ from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.policy import OnStall
@@ -43,6 +48,12 @@ LONGEST: Final = 12.0
 _INTERVAL = 1.0
 _ENDS_PER_SECOND = 1_000
 _LEAST_READING = 30.0
+# How often the log of a wait says how far jobs are, of how many jobs, where at most so many are awaited.
+ATTEMPTS_SECONDS: Final = 10.0
+_LOGGED, _LOOKED_AT, _MOST_LOOKED_AT = 5, 20, 10_000
+# With more waits than that in a process, each logs more rarely.
+_WAITS_AT_ONCE: Final = 20
+_logging: set[asyncio.Task[None]] = set()
 
 
 async def wait(
@@ -78,7 +89,7 @@ async def wait(
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
     began, stalls = time.monotonic(), StallPolicy(reconcile, on_stall)
     waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {}, stalls)
-    async with shared_follower(connection, cursor) as follower:
+    async with shared_follower(connection, cursor) as follower, _logged_attempts(connection, cursor, report):
         follower.add(waiter)
         try:
             await waiter.finished
@@ -89,6 +100,48 @@ async def wait(
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report
+
+
+@asynccontextmanager
+async def _logged_attempts(connection: Connection, cursor: Cursor, report: WaitReport) -> AsyncIterator[None]:
+    """Log what workers say of the awaited jobs, until the block ends; nothing where the queue stores no attempts."""
+    if cursor.attempts is None:
+        yield
+        return
+    reader = AttemptReader(connection, cursor.attempts, cursor.queue, {})
+    # In the context of the wait, by which Airflow gives the lines of a trigger to the log of its task.
+    logging_ = asyncio.create_task(_log_attempts(connection, reader, datetime.fromisoformat(cursor.created), report))
+    _logging.add(logging_)
+    try:
+        yield
+    finally:
+        _logging.discard(logging_)
+        logging_.cancel()
+        await asyncio.gather(logging_, return_exceptions=True)
+
+
+async def _log_attempts(connection: Connection, reader: AttemptReader, created: datetime, report: WaitReport) -> None:
+    logged: dict[int, AttemptReport] = {}
+    while True:
+        # The waits of a triggerer, of which there may be thousands, log a dozen lines a second together.
+        await asyncio.sleep(ATTEMPTS_SECONDS * max(1.0, len(_logging) / _WAITS_AT_ONCE))
+        awaited = report.awaited
+        if len(awaited) > _MOST_LOOKED_AT:
+            continue
+        # Those of the lowest sequences run, or have been tried, before the others.
+        first = sorted(awaited)[:_LOOKED_AT]
+        try:
+            found = zip(first, await map_concurrently(partial(reader.last_of, stored_at=created), first), strict=True)
+            news = {job: attempt for job, attempt in found if attempt and attempt != logged.get(job)}
+            now = (await ServerClock.read(connection, reader.queue)).now() if news else created
+        except JetStreamProviderError as error:
+            log.debug("how far jobs of %s are isn't known: %s", reader.queue, error)
+            continue
+        for job, attempt in list(news.items())[:_LOGGED]:
+            log.info("job %d of %s, %s", job, reader.queue, attempt.describe(now))
+        if len(news) > _LOGGED:
+            log.info("%d other jobs of %s have news of their attempts", len(news) - _LOGGED, reader.queue)
+        logged.update(news)
 
 
 async def _read_results(connection: Connection, events: str, report: WaitReport) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from airflow_provider_jetstream.jetstream.attempts import AttemptReader, find_attempts_stream
 from airflow_provider_jetstream.jetstream.client.concurrency import in_thread, map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.client.streams import get_message, last_message, next_message
@@ -22,7 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, 
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord, parse_manifest_record
-from airflow_provider_jetstream.plugins.monitor.letter_view import origin_view, payload_of
+from airflow_provider_jetstream.plugins.monitor.letter_view import attempt_view, origin_view, payload_of
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
 from airflow_provider_jetstream.plugins.monitor.models.figure import figure
 from airflow_provider_jetstream.plugins.monitor.models.letters import JobDetail, JobLine, JobPage
@@ -51,12 +52,15 @@ async def job_page(
     after: int,
     limit: int,
     may_see: Callable[[str | None], bool],
+    *,
+    hidden: bool,
 ) -> JobPage:
     """Return a page of jobs.
 
     :param consumer: only the jobs of this one
     :param after: only higher sequences
     :param may_see: whether the user may see the jobs of a DAG, and for ``None`` those of one that isn't known
+    :param hidden: whether texts that may quote bodies are left out
     :raises NotFoundError: there is no such consumer
     """
     if consumer is not None and consumer not in health.consumers:
@@ -90,6 +94,8 @@ async def job_page(
         if len(jobs) >= limit or read >= _MOST_READ:
             next_after = message.sequence
             break
+    if state == "delivered":
+        jobs = await _with_attempts(connection, health, jobs, hidden=hidden)
     total = sum(found.pending if state == "pending" else found.in_flight for found in chosen)
     return JobPage(
         state=state,
@@ -111,13 +117,35 @@ async def job_detail(
     if message is None:
         raise NotFoundError(f"expected job {sequence} in {health.queue}, found none stored: it has ended, or never was")
     headers = [(readable_text(name), readable_text(value)) for name, value in message.headers]
+    reader = await _attempt_reader(connection, health)
+    attempts = await reader.all_of(sequence, message.stored_at) if reader else []
     detail = JobDetail(
         job=_job_line(health, message),
         hidden=hidden,
         payload=None if hidden else payload_of(message.data, max_bytes),
         headers=[] if hidden else headers,
+        attempts=[attempt_view(attempt, hidden=hidden) for attempt in attempts],
     )
     return detail, _dags_of(message)
+
+
+async def _with_attempts(
+    connection: Connection, health: QueueHealth, jobs: list[JobLine], *, hidden: bool
+) -> list[JobLine]:
+    if not jobs or not (reader := await _attempt_reader(connection, health)):
+        return jobs
+
+    async def complete(line: JobLine) -> JobLine:
+        last = await reader.last_of(line.sequence, line.stored_at)
+        return line.model_copy(update={"attempt": attempt_view(last, hidden=hidden)}) if last else line
+
+    return list(await map_concurrently(complete, jobs))
+
+
+async def _attempt_reader(connection: Connection, health: QueueHealth) -> AttemptReader | None:
+    stream = await find_attempts_stream(connection, health.queue)
+    waits = {name: [consumer.ack_wait] for name, consumer in health.consumers.items()}
+    return AttemptReader(connection, stream, health.queue, waits) if stream else None
 
 
 def _dags_of(message: StoredMessage) -> list[str | None]:

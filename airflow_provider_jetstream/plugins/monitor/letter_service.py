@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from airflow_provider_jetstream.jetstream.attempts import AttemptReader, find_attempts_stream
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, readable_text
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReport
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, GroupKey
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -422,7 +425,9 @@ class LetterService:
         detail: LetterDetail
         if isinstance(found, DeadLetter):
             detail = letter_detail(
-                *(found, history, scan.dead_letter_queue, self._settings.payload_bytes), hidden=hiding.hides(found)
+                *(found, history, scan.dead_letter_queue, self._settings.payload_bytes),
+                tries=await _attempts(scan, found),
+                hidden=hiding.hides(found),
             )
             return LetterAnswer(dag_of(found), detail.model_dump_json().encode())
         # Its job is gone, and with it the name of its task: it may be one of any DAG.
@@ -433,3 +438,13 @@ class LetterService:
             )
         detail = ended_detail(history, scan.dead_letter_queue, self._settings.payload_bytes, hidden=hiding.all)
         return LetterAnswer(None, detail.model_dump_json().encode())
+
+
+async def _attempts(scan: Scan, letter: DeadLetter) -> list[AttemptReport]:
+    """Return the attempts at a letter's job, as far as workers store them."""
+    queue = scan.queue.name
+    if not letter.time or not (stream := await find_attempts_stream(scan.connection, queue)):
+        return []
+    waits = {consumer.name: [consumer.max_ack_wait.total_seconds()] for consumer in scan.snapshot.consumers.values()}
+    reader = AttemptReader(scan.connection, stream, queue, waits)
+    return await reader.all_of(letter.sequence, datetime.fromisoformat(letter.time), letter.death.deliveries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
 from itertools import pairwise
@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
     AuditLine,
+    JobAttempt,
     LetterDetail,
     LetterLine,
     OriginOfLetter,
@@ -24,8 +25,9 @@ from airflow_provider_jetstream.plugins.monitor.models.letters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.attempts import AttemptReport
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
@@ -131,6 +133,18 @@ _ACTION_TEXTS = {
 }
 
 
+def attempt_view(attempt: AttemptReport, *, hidden: bool) -> JobAttempt:
+    """Return an attempt at a job.
+
+    :param hidden: whether texts that may quote the body are left out
+    """
+    values = asdict(attempt)
+    if hidden:
+        values["text"] = None
+        values["error_message"] = values["error_message"] if attempt.state == "unanswered" else None
+    return JobAttempt(**values)
+
+
 @dataclass(frozen=True, slots=True)
 class Hiding:
     """Which texts are left out, since the user may not see them.
@@ -184,11 +198,18 @@ def origin_view(origin: Origin | None) -> OriginOfLetter | None:
 
 
 def letter_detail(
-    letter: DeadLetter, history: LetterHistory, dead_letter_queue: str, max_bytes: int, *, hidden: bool
+    letter: DeadLetter,
+    history: LetterHistory,
+    dead_letter_queue: str,
+    max_bytes: int,
+    *,
+    tries: Sequence[AttemptReport],
+    hidden: bool,
 ) -> LetterDetail:
     """Return all details of a letter.
 
     :param max_bytes: how much of its body is shown
+    :param tries: the attempts at its job
     :param hidden: whether its body, its headers and texts that may quote them are left out
     """
     death = letter.death
@@ -208,6 +229,7 @@ def letter_detail(
         entries=list(letter.entries),
         dead_letter_queue=dead_letter_queue,
         attempts=_attempts(letter, history.records),
+        tries=[attempt_view(attempt, hidden=hidden) for attempt in tries],
         audit=_audit_lines(history, hidden=hidden),
     )
 

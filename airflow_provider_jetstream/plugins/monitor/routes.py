@@ -475,13 +475,14 @@ async def stored_jobs(
     connection: str,
     queue: str,
     viewer: Viewing,
+    hiding: Hidden,
     state: JobState = "pending",
     consumer: Annotated[str | None, Query(max_length=250)] = None,
     after: After = 0,
     limit: Limit = 50,
 ) -> Response:
     """Return a page of a queue's jobs that are no dead letters."""
-    page = running_service.service().job_page(connection, queue, state, consumer, after, limit, viewer.sees)
+    page = running_service.service().job_page(connection, queue, state, consumer, after, limit, viewer.sees, hiding)
     return json_answer(await page)
 
 

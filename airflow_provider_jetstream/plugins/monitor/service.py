@@ -173,6 +173,7 @@ class MonitorService:
         after: int,
         limit: int,
         may_see: Callable[[str | None], bool],
+        hiding: Hiding,
     ) -> bytes:
         """Return a :class:`JobPage` of a queue's jobs.
 
@@ -185,7 +186,7 @@ class MonitorService:
             poller = await self._pollers.of_queue(connection, queue)
             async with poller.connection() as opened:
                 health = await inspect_queue(opened, queue)
-                page = await job_page(opened, health, state, consumer, after, limit, may_see)
+                page = await job_page(opened, health, state, consumer, after, limit, may_see, hidden=hiding.all)
             return page.model_dump_json().encode()
 
         return await self._answers.run(read())

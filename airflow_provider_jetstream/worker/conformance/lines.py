@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES, MSG_ID, end_id
 from airflow_provider_jetstream.jetstream.dead_letters.record import PREFIX
+from airflow_provider_jetstream.jetstream.evidence import attempt_of
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.worker.conformance.trial import (
     ACK_WAIT_SECONDS,
@@ -190,6 +191,14 @@ def _dead(trial: Trial, job: str, reason: str | None = None) -> str:
     return ""
 
 
+def _attempt_form(trial: Trial) -> str:
+    for message in trial.attempts:
+        if attempt_of(message, trial.queue) is None:
+            found = shown_value(message.data)
+            return f"expected an attempt with the fields of its subject {message.subject}, found {found}"
+    return ""
+
+
 def _record_before_termination(trial: Trial) -> str:
     if problem := _dead(trial, "give up"):
         return problem
@@ -242,6 +251,7 @@ _CHECKS: Final[tuple[tuple[str, str, Callable[[Trial], str]], ...]] = (
     ("failure-comes-back", "a job that fails is delivered again, and has no end", _failure_comes_back),
     ("deadline", "an attempt longer than the job's deadline fails", _deadline),
     ("expired-not-run", "a job delivered after its expiry is terminated with a record", _expired_not_run),
+    ("attempt-form", "what is stored of an attempt has its form, if anything is", _attempt_form),
     ("record-before-termination", "a job is terminated only after its record is stored", _record_before_termination),
     (
         "completion-before-acknowledgement",

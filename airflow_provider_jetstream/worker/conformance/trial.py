@@ -368,6 +368,7 @@ class Trial:
     :ivar jobs: by name, what was stored
     :ivar ends: by name, what is stored on the subject of the job's completion
     :ivar records: by name, what is stored on the subject of the job's record
+    :ivar attempts: what is stored of attempts
     :ivar left: the jobs that are still in the queue
     """
 
@@ -376,6 +377,7 @@ class Trial:
     jobs: dict[str, StoredMessage] = field(default_factory=dict)
     ends: dict[str, list[StoredMessage]] = field(default_factory=dict)
     records: dict[str, list[StoredMessage]] = field(default_factory=dict)
+    attempts: list[StoredMessage] = field(default_factory=list)
     left: set[str] = field(default_factory=set)
 
     def steps(self, job: str) -> list[WorkerStep]:
@@ -396,6 +398,7 @@ class Trial:
         """Read what is stored about each job."""
         ends = [message async for message in read_range(connection, f"{self.queue}-events")]
         records = [message async for message in read_range(connection, f"{self.queue}-dead")]
+        self.attempts = [message async for message in read_range(connection, f"{self.queue}-attempts")]
         for name, job in self.jobs.items():
             end = completion_subject(self.queue, CONSUMER, job.sequence)
             record = copy_subject(self.queue, CONSUMER, job.sequence)
@@ -487,6 +490,7 @@ async def _queue(connection: Connection, name: str, folder: Path) -> AsyncIterat
         ],
         "dead_letters": f"{name}-dead",
         "events": {"name": f"{name}-events", "max_msg_size": LARGEST_END},
+        "attempts": True,
     }
     queue = WorkQueue(**declaration)
     file = folder / f"{name}.yaml"

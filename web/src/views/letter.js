@@ -10,6 +10,7 @@ import { groupsAddress, redriveAddress, storedJobAddress } from "../routing.js";
 import { REASONS } from "../selection.js";
 import { useMe } from "../session.js";
 import { Actor } from "./actor.js";
+import { AttemptList } from "./attempts.js";
 import { EditDialog, notEditable } from "./edit.js";
 import { Reason } from "./groups.js";
 import { Headers } from "./headers.js";
@@ -102,6 +103,7 @@ function Letter({ connection, queue, detail, reload }) {
       </div>
       <div class="side">
         <section><h2>Facts</h2><div class="panel padded"><${LetterFacts} ...${{ detail }} /></div></section>
+        ${detail.tries.length > 0 && html`<section><h2>Attempts</h2><${AttemptList} attempts=${detail.tries} /></section>`}
         <section><h2>History</h2><${Attempts} attempts=${detail.attempts} /></section>
         <section><h2>Audit</h2><${AuditLog} ...${{ connection, queue, audit: detail.audit }} /></section>
       </div>

@@ -8,6 +8,7 @@ import { usePoll } from "../polling.js";
 import { go, storedJobAddress, storedJobsAddress, withChanges } from "../routing.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
+import { AttemptList, LastAttempt } from "./attempts.js";
 import { Headers } from "./headers.js";
 import { JobName, Origin, jobName } from "./origin.js";
 import { Payload } from "./payload.js";
@@ -49,6 +50,9 @@ export function StoredJobsView({ connection, queue, query }) {
     { key: "origin", label: "Published by", cell: (job) => html`<span class="long"><${Origin} origin=${job.origin} /></span>` },
     { key: "size", label: "Size", numeric: true, cell: (job) => bytes(job.size) },
     { key: "redrives", label: "Redriven", numeric: true, cell: (job) => exact(job.redrives) },
+    ...(state === "delivered"
+      ? [{ key: "attempt", label: "Last attempt", wide: true, cell: (job) => html`<${LastAttempt} attempt=${job.attempt} />` }]
+      : []),
     { key: "stored", label: "Stored", cell: (job) => html`<${Ago} time=${job.stored_at} />` },
   ];
   return html`
@@ -126,6 +130,7 @@ export function StoredJobView({ connection, queue, sequence }) {
                 />
               </div>
             </section>
+            ${detail.attempts.length > 0 && html`<section><h2>Attempts</h2><${AttemptList} attempts=${detail.attempts} /></section>`}
           </div>
         </div>
       `

@@ -210,6 +210,31 @@ class AuditLine(MonitorModel):
     changes: dict[str, Any] | None = None
 
 
+class JobAttempt(MonitorModel):
+    """One attempt at a job, as far as workers store that; nothing is decided by it.
+
+    :param number: which delivery of the job it was
+    :param state: ``running``, ``failed``, or ``unanswered`` where the server has delivered the job again without it
+    :param at: when its worker said something last; ``null`` where it said nothing
+    :param fraction: how much of the job was done, from 0 to 1
+    :param text: what the handler was doing; ``null`` too where payloads are hidden
+    :param seconds: how long it took until it failed
+    :param error_message: the error's text, or that there was no answer; ``null`` too where payloads are hidden
+    :param error_place: the code location where the handler failed
+    """
+
+    number: int
+    state: Literal["running", "failed", "unanswered"]
+    at: datetime | None
+    worker: str | None
+    fraction: float | None
+    text: str | None
+    seconds: float | None
+    error_class: str | None
+    error_message: str | None
+    error_place: str | None
+
+
 LetterState: TypeAlias = Literal["dead", "parked", "redriven", "requeued", "discarded", "handled", "ended"]
 
 
@@ -235,6 +260,7 @@ class LetterDetail(MonitorModel):
     :param entries: sequences of its entries in the dead letter queue
     :param dead_letter_queue: that stream
     :param attempts: its history, oldest first
+    :param tries: the attempts at its job, in their order; empty where workers store none
     :param audit: records about it, and about the letter that it was redriven from, newest first
     """
 
@@ -256,6 +282,7 @@ class LetterDetail(MonitorModel):
     entries: list[int]
     dead_letter_queue: str
     attempts: list[Attempt]
+    tries: list[JobAttempt] = Field(default_factory=list)
     audit: list[AuditLine]
 
 
@@ -318,6 +345,7 @@ class JobLine(MonitorModel):
     :param size: bytes of its body
     :param redrives: how often it was redriven before
     :param origin: the task that published it
+    :param attempt: the attempt of which a worker said something last; ``null`` where none did
     """
 
     sequence: int
@@ -329,6 +357,7 @@ class JobLine(MonitorModel):
     size: int
     redrives: int
     origin: OriginOfLetter | None
+    attempt: JobAttempt | None = None
 
 
 class JobPage(MonitorModel):
@@ -353,12 +382,14 @@ class JobDetail(MonitorModel):
     :param hidden: whether body and headers are left out, since the user may not see them
     :param payload: ``null`` where hidden
     :param headers: in order, name and value; empty where hidden
+    :param attempts: the attempts at it, in their order; empty where workers store none
     """
 
     job: JobLine
     hidden: bool
     payload: Payload | None
     headers: list[tuple[str, str]]
+    attempts: list[JobAttempt] = Field(default_factory=list)
 
 
 _QUOTING = ("error_message", "advice", "evidence", "headline")
