@@ -219,7 +219,8 @@ class Soak:
     def _last_written(self) -> int:
         progress = self._query.lastProgress
         end = progress.sources[0].endOffset if progress else ""
-        return int(json.loads(end)["seq"]) if end else 0
+        positions = json.loads(end)["streams"].values() if end else ()
+        return max((int(position["seq"]) for position in positions), default=0)
 
     def finish(self, messages: int) -> None:
         """Wait until all is written, end the query, and raise unless every message was written once and whole."""
