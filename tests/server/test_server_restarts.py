@@ -29,7 +29,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
-from testbed.dead_letters import request_for
+from testbed.dead_letters import change_stream, request_for
 from testbed.face import Scan, consumer_info, last_message, stream_info, summarise_dead_letters
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_cluster import NatsCluster
@@ -387,6 +387,41 @@ async def test_a_terminated_job_has_its_own_body_where_an_older_one_had_its_sequ
         found = await find_dead_letters(connection, queue)
         bodies = {letter.sequence: letter.body for letter in found.letters}
         assert bodies == {1: b"early", 2: b"new1", 3: b"new2"}
+
+
+async def test_a_job_without_a_copy_in_the_archive_doesnt_come_back_as_the_earlier_one_of_its_sequence(
+    server: NatsServer,
+) -> None:
+    """Another tool had taken republish back as the later job was stored: its worker has the only copy of it."""
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q")
+        await asyncio.sleep(0.4)
+        server.keep("q")
+        await publish_jobs(connection, queue, ["earlier"])
+        await asyncio.sleep(0.4)
+    server.lose_power("q")
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        config = await change_stream(connection, "q", republish=None)
+        await publish_jobs(connection, queue, ["later"])
+
+        def refuse(_: Delivery) -> None:
+            raise GiveUpError("no paper")
+
+        async with running_worker(Worker(queue, CONSUMER, refuse, settings)):
+            await eventually(lambda: _is_gone(connection, "q"))
+        await change_stream(connection, "q", republish=config["republish"])
+        found = await find_dead_letters(connection, queue)
+        assert ([letter.body for letter in found.letters], found.dismissed[0].status) == ([], Status.UNCERTAIN)
+        assert [risk.name for risk in found.risks].count("sequences-given-again") == 1
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        assert (await redrive_dead_letters(connection, queue, request_for([1]))).redriven == {1: 2}
+        assert [message.data for message in await pull_jobs(connection, queue, 1)] == [b"later"]
+
+
+async def _is_gone(connection: NatsPyConnection, stream: str) -> bool:
+    return await stored_count(connection, stream) == 0
 
 
 async def test_a_terminated_job_is_no_earlier_one_that_was_redriven(server: NatsServer) -> None:

@@ -99,12 +99,12 @@ class _Case:
     the entries of consumers that may have had it, ``current`` those of them that are as young as the stream. ``record``
     is the audit's last record, once :func:`by_record` has said that it is about this very job. ``since`` is when the
     job was certainly alive for the last time, ``valid`` are the entries that count from then on, and ``letter`` is what
-    the job is unless a later rule knows better.
+    the job is unless a later rule knows better. ``is_later`` is whether the archive's copy may be an earlier job's.
     """
 
     __slots__ = (
         *("archived", "believed", "current", "entry_sequences", "job", "letter", "merged", "message"),
-        *("is_given_again", "may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated"),
+        *("is_given_again", "is_later", "may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated"),
         *("current_consumer", "valid"),
     )
 
@@ -115,8 +115,11 @@ class _Case:
         created_at, entries = snapshot.created_at, job.entries
         self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
         self.archived = None
+        self.is_later = self.is_given_again = False
         if self.message is None and not _STATED.isdisjoint([entry.kind for entry in self.stated]):
             self.archived = required(job.archived)
+            self.is_later = self.is_given_again = self._may_be_later(self.stated)
+            self.archived = self.archived_copy()
             entries = self._since_stored(entries)
             self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
         known = self.message or self.archived
@@ -136,7 +139,7 @@ class _Case:
         self.valid: list[Entry] = []
         self.merged: MergedEntries | None = None
         self.letter: DeadLetter | None = None
-        self.may_be_handled = self.is_given_again = False
+        self.may_be_handled = False
 
     def _since_stored(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Leave out what is about an earlier job of the sequence; such a job that is parked stays a letter."""
@@ -144,6 +147,34 @@ class _Case:
             return entries
         since = self.archived.stored_at - ServerTimes.of(self.snapshot).skew
         return tuple([entry for entry in entries if entry.recorded_at >= since or entry.kind == EntryKind.PARKED])
+
+    def archived_copy(self) -> StoredMessage | None:
+        """Return the archive's copy of the job; ``None`` where it has none, or perhaps an earlier job's only."""
+        archived = required(self.job.archived)
+        return None if self.is_later else archived
+
+    def _may_be_later(self, entries: Sequence[Entry]) -> bool:
+        """Return whether the job may be a later one than the archive's copy, by a record of another job.
+
+        The record states a later time, and the server was restarted since the copy: a loss of power may have taken the
+        copy's job back. Of the later one the archive has no copy where nobody republished it.
+        """
+        if (archived := self.archived) is None or not archived.time:
+            return False
+        copies = [entry for entry in entries if entry.kind in RECORDS]
+        messages = required(self.job.records) if copies else {}
+        found = [read_record(message, self.snapshot.queue) for entry in copies if (message := messages[entry.sequence])]
+        if not any(
+            record
+            and record.job.time
+            and record.job.stored_at > archived.stored_at
+            and contradicts(record.job, archived)
+            for record in found
+        ):
+            return False
+        times = ServerTimes.of(self.snapshot)
+        up_since = times.up_since or (None if times.clustered else required(self.queue.up_since))
+        return up_since is None or up_since > archived.stored_at
 
     @property
     def consumer(self) -> str | None:
@@ -266,7 +297,7 @@ def by_record(case: _Case) -> NotDead | None:
     is_latest = all(entry.recorded_at <= record.at for entry in case.current)
     if message is None and record.action == "discarded" and not is_latest and case.archived is None:
         # A server that was killed may announce a death once more.
-        case.archived = required(case.job.archived)
+        case.archived = case.archived_copy()
     names_job = case.archived is not None and case.archived.time and record.stored_at
     if message is None and ((is_latest and not names_job) or _is_parked_still(case, record)):
         order = Order.AFTER
@@ -416,7 +447,7 @@ def by_request(case: _Case) -> NotDead | None:
     # A parked one is in the dead letter queue, unless a loss of power took its record from there.
     if record and record.action in ("redriven", "handled", "discarded"):
         return case.not_dead(_AUDITED.get(record.action, Status.REDRIVEN))
-    message, source = required(case.job.archived), BodySource.ARCHIVE
+    message, source = case.archived_copy(), BodySource.ARCHIVE
     created_at = case.snapshot.created_at
     copies = [entry for entry in case.believed if entry.kind in COPIES and entry.recorded_at >= created_at]
     if message is None and copies:
@@ -486,7 +517,7 @@ def by_entries(case: _Case) -> NotDead | None:
         consumer = case.snapshot.consumers.get(last_consumer(case.valid) or "")
         case.may_be_handled |= consumer is None or consumer.created < record.at
     if case.archived is None:
-        case.archived = required(case.job.archived)
+        case.archived = case.archived_copy()
     case.merged = merged_entries(case.job, case.queue, case.valid, case.archived)
     return None
 
