@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream import (
     WorkQueue,
     account_for_jobs,
     connect,
+    connection_settings,
     find_dead_letters,
     permissions,
     provision,
@@ -607,3 +608,29 @@ async def test_a_job_that_its_own_worker_has_terminated_is_dead_whatever_another
     await message.term()
     report = await waiting
     assert (report.completed, list(report.dead)) == (set(), [1])
+
+
+@pytest.mark.slow
+async def test_another_consumers_worker_puts_no_later_job_in_the_place_of_a_letter(
+    own_nats: NatsServer, name: str
+) -> None:
+    """The server was restarted since: a worker's record of a later time may be that of a job without a copy."""
+    settings = connection_settings({"servers": (own_nats.url,)})
+    async with connect(settings) as connection:
+        queue = await _queue(connection, name, ack_wait="30s")
+        await publish(connection, queue, [Job(b"true", subject=f"{name}.jobs.own")])
+        (message,) = await pull_jobs(connection, queue, 1, consumer="own")
+        await message.term()
+        await eventually(lambda: _is_stored(connection, f"{name}-dead", 1))
+    own_nats.restart()
+    async with connect(settings) as connection:
+        later = datetime.now(UTC).isoformat()
+        head = f"Dead-Letter-Subject: {name}.jobs.other\r\nDead-Letter-Time: {later}"
+        await publish_raw(own_nats, f"dead.{name}.other.1", head.encode(), b"forged")
+        await _terminate(connection, name, 1)
+        letters = (await find_dead_letters(connection, queue)).letters
+        assert [(letter.body, letter.subject) for letter in letters] == [(b"true", f"{name}.jobs.own")]
+
+
+async def _is_stored(connection: NatsPyConnection, stream: str, count: int) -> bool:
+    return await stored_count(connection, stream) == count

@@ -161,7 +161,8 @@ class _Case:
         """
         if (archived := self.archived) is None or not archived.time:
             return False
-        copies = [entry for entry in entries if entry.kind in RECORDS]
+        believed = believed_entries(self.snapshot, self.sequence, archived, entries)
+        copies = [entry for entry in believed if entry.kind in RECORDS]
         messages = required(self.job.records) if copies else {}
         found = [read_record(message, self.snapshot.queue) for entry in copies if (message := messages[entry.sequence])]
         if not any(
