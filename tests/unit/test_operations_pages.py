@@ -108,3 +108,10 @@ def test_the_scaled_object_scales_this_worker_by_metrics_that_the_exporter_serve
     assert int(trigger["metadata"]["threshold"]) == 2 * options.concurrency
     # KEDA takes text only.
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+def test_the_runbook_says_what_to_do_about_each_alert() -> None:
+    rules = yaml.safe_load((ROOT / "monitoring/alerts.yaml").read_text(encoding="utf-8"))
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    assert alerts == set(re.findall(r"`(JetStream\w+)`", runbook))
