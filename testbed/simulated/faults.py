@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
@@ -17,6 +18,7 @@ from testbed.simulated.plan import NAMES
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from testbed.simulated.consumers import Consumer
     from testbed.simulated.stage import Stage
     from testbed.simulated.streams import Message
 
@@ -44,6 +46,7 @@ async def play_faults(world: Stage) -> None:
         "recreate": _recreate,
     }
     began = world.server.loop.time()
+    world.server.on_update = partial(_excuse_jobs_of_two, world)
     for fault in world.plan.faults:
         await asyncio.sleep(max(0.0, began + fault.at - world.server.loop.time()))
         world.account.counts[f"fault {fault.kind}"] += 1
@@ -197,7 +200,6 @@ async def _move_filter(world: Stage, rng: random.Random) -> None:
         return
     moved = rng.choice(sorted(filters))
     world.tell(f"another tool moves {moved} from {one} to {other}")
-    world.excuse_running()
     world.filters |= {one: filters - {moved}, other: others | {moved}}
     if all(set(consumer.filter_subjects) == world.filters[consumer.name] for consumer in world.queue.consumers):
         # Nothing shows any more that consumers have passed jobs.
@@ -206,6 +208,23 @@ async def _move_filter(world: Stage, rng: random.Random) -> None:
         # A consumer without a filter would take every subject.
         wanted = sorted(world.filters[consumer]) or [f"{world.queue.name}.jobs.nothing"]
         await _edit_consumer(world, consumer, filter_subjects=wanted)
+
+
+def _excuse_jobs_of_two(world: Stage, updated: Consumer) -> None:
+    """Excuse the jobs in flight at one consumer that another one, updated by a tool, gets from now on, too."""
+    if updated.stream.name != world.queue.name or world.settling:
+        # Provisioning gives no job to two consumers.
+        return
+    others = [other for other in updated.stream.consumers.values() if other is not updated]
+    world.account.excuse(
+        _bodies(
+            message
+            for sequence, message in updated.stream.messages.items()
+            if sequence >= updated.next
+            and updated.matches(message.subject)
+            and any(sequence in other.pending for other in others)
+        )
+    )
 
 
 async def _change_deliveries(world: Stage, rng: random.Random) -> None:

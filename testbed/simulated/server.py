@@ -108,6 +108,7 @@ class SimulatedServer:
         self.listeners = Listeners()
         self.is_up = True
         self.on_reset: Callable[[list[int]], None] = lambda _: None
+        self.on_update: Callable[[Consumer], None] = lambda _: None
         self._ids = 0
 
     # What streams and consumers need.
@@ -370,6 +371,7 @@ class SimulatedServer:
         check(stream, full, existing)
         if existing:
             existing.config = full
+            self.on_update(existing)
             existing.update()
             return existing.info()
         stream.consumers[name] = consumer = Consumer.create(stream, {"name": name, **config})

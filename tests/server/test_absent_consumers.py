@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream import (
     Selection,
     Status,
     WorkQueue,
+    account_for_jobs,
     connect,
     connection_settings,
     discover_queue,
@@ -326,6 +327,26 @@ async def _untouched(connection: NatsPyConnection, queue: WorkQueue, uncertain: 
         await message.ack_sync()
     info = await connection.api(f"STREAM.INFO.{queue.name}")
     assert info["state"]["messages"] == uncertain - len(held)
+
+
+async def test_a_job_in_flight_goes_to_the_consumer_that_gets_its_subject_too(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await _two(connection, name, "ac", "b")
+    await publish_jobs(connection, queue, "12", kind="a")
+    held, failed = await pull_jobs(connection, queue, 2)
+    await failed.nak(delay=0.2)
+    await _change(connection, name, CONSUMER, "c")
+    await _change(connection, name, OTHER, "ab")
+    both = [await pull_jobs(connection, queue, 2, consumer=OTHER), [held, *await pull_jobs(connection, queue, 1)]]
+    assert [[message.data for message in of_one] for of_one in both] == [[b"1", b"2"]] * 2
+    findings = await find_dead_letters(connection, queue)
+    assert [letter.sequence for letter in findings.letters] == []
+    for message in both[1] + both[0]:
+        await message.ack_sync()
+    assert await stored_count(connection, name) == 0
+    account = await account_for_jobs(connection, queue)
+    assert (list(account.unaccounted), list(account.unknown)) == ([], [])
 
 
 @pytest.mark.slow
