@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 
 
 class ExitCode(IntEnum):
-    """What a script can go by; docs/command-line.md has the table."""
+    """The exit codes that scripts rely on; docs/command-line.md has the table."""
 
     DONE = 0
     """Everything was done."""

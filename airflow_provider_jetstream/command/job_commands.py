@@ -169,7 +169,7 @@ def add_schedule_commands(commands: argparse._SubParsersAction[argparse.Argument
 
 
 async def _read_queue(connection: Connection, source: str) -> WorkQueue:
-    """Return the queue of a mover, which waits for a lost connection from its start on."""
+    """Return the queue of a mover; a connection that is lost meanwhile is awaited."""
     while True:
         reconnects = connection.reconnects
         try:
@@ -194,7 +194,7 @@ async def _move(options: argparse.Namespace, out: Output) -> ExitCode:
             async with asyncio.TaskGroup() as group:
                 movers = [group.create_task(move_due_jobs(connection, queue, stop=stop)) for queue in queues]
         except BaseExceptionGroup as errors:
-            # The first one's has cancelled the others.
+            # The first error has cancelled the other movers.
             raise errors.exceptions[0] from None
     moved = {queue.name: mover.result() for queue, mover in zip(queues, movers, strict=True)}
     if out.as_json:

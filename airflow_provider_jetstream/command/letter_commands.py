@@ -136,7 +136,7 @@ def _readable(text: str | None) -> str | None:
 async def read_letter(connection: Connection, queue: WorkQueue, sequence: int) -> DeadLetter:
     """Read a dead letter, parked ones included.
 
-    :raises DeadLetterGoneError: the job is no dead letter, with what it is
+    :raises DeadLetterGoneError: the job is no dead letter; the message says what it is
     """
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead

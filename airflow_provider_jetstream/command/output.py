@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# Control characters, halves of characters, and invisible ones: those that change the direction of text among them.
+# Control characters, halves of characters, and invisible characters, such as marks of the direction of text.
 _UNSAFE = frozenset({"Cc", "Cs", "Cf", "Zl", "Zp"})
 _KEPT = "\n\t"
 _REFRESH_SECONDS = 0.2
@@ -58,7 +58,7 @@ class Output:
     """The standard output and standard error of a command.
 
     :param as_json: whether results are JSON
-    :ivar is_closed: whether whoever read the standard output reads no more
+    :ivar is_closed: whether the reader of the standard output has closed it
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -147,7 +147,7 @@ class Output:
         self._write("")
 
     def discard(self) -> None:
-        """Drop what is buffered, and whatever else would be written: the interpreter flushes when it ends."""
+        """Drop buffered and later output: the interpreter would flush it when it ends."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

@@ -228,7 +228,7 @@ def _add_discard(
     discard.add_argument(
         "--without-copy",
         action="store_true",
-        help="also those of which no copy would be stored: nothing brings them back",
+        help="also letters without a stored copy: nothing brings them back",
     )
     undo = actions.add_parser(
         "undo",

@@ -63,8 +63,8 @@ def airflow_env(
             "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{name}" for name in users),
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
             "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{database_path(home)}",
-            # With fifteen connections, sixteen tasks that start at once wait for each other: those that have one wait
-            # for the lock of the database, whose holder waits for a second one. Scheduler and triggerer die of it.
+            # With fifteen connections, sixteen tasks that start at once wait for each other: tasks with a connection
+            # wait for the lock of the database, whose holder waits for a second one. Scheduler and triggerer die of it.
             "DATABASE__SQL_ALCHEMY_POOL_ENABLED": "False",
             "API__HOST": LOOPBACK,
             "API__PORT": str(port),

@@ -44,7 +44,7 @@ class _Guard:
             if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    # Isolated: the modules beside the script must not shadow those that psutil imports.
+                    # Isolated: the modules beside the script must not shadow modules that psutil imports.
                     [sys.executable, "-I", sessions.__file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,

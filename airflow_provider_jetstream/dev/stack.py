@@ -130,7 +130,7 @@ class DevStack:
                 await airflow
 
     async def _start_load(self, connection: NatsPyConnection) -> asyncio.Future[None]:
-        """Return what ends only with an error: the publishing to the example queues, where these are wanted."""
+        """Begin to publish to the example queues, where they are wanted; the future ends with an error only."""
         if self._dags:
             return asyncio.get_running_loop().create_future()
         await create_queues(connection)

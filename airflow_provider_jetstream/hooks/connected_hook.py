@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
-# What Airflow has fields of its own for, and what a person doesn't choose.
+# Settings for which Airflow has fields of its own, and a setting that nobody chooses.
 _OTHERS = {"servers", "user", "password", "name"}
 # A URI's scheme is its connection's type: what tls://… asks for must not become plaintext.
 _TYPES = {None: "nats", "": "nats", "nats": "nats", "tls": "tls"}
@@ -198,7 +198,7 @@ async def _extras(connection: airflow.sdk.Connection) -> Mapping[str, Any]:
 _Arguments = ParamSpec("_Arguments")
 _Hook = TypeVar("_Hook", bound="ConnectedHook")
 _Result = TypeVar("_Result")
-# What a connection is needed for; the arguments are checked by then.
+# Takes an open connection; its other arguments are bound and checked.
 Operation: TypeAlias = "Callable[[Connection], Awaitable[_Result]]"
 
 
@@ -214,7 +214,7 @@ def call(
 def blocking(
     prepare: Callable[Concatenate[_Hook, _Arguments], Operation[_Result]],
 ) -> Callable[Concatenate[_Hook, _Arguments], _Result]:
-    """Make a method of a hook that does what another one prepares."""
+    """Make a blocking method of a hook from a method that returns the operation."""
 
     @wraps(prepare)
     def method(self: _Hook, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -248,8 +248,8 @@ class JetStreamHook(ConnectedHook):
         :param subject: the subject of jobs that name none
         :param origin: the publishing task; where absent, the one that runs this code, if any does. Its tries publish
             the same jobs once, where they make the same calls in the same order
-        :param job_id: where the ids of jobs are that have none of their own: a field of the body that is a JSON object,
-            or what returns the id of each job
+        :param job_id: for jobs without an id of their own: a field of the JSON body, or a function that returns the id
+            of each job
         :param queue: needed for partitions and scheduled jobs, and for jobs that hold only the key of their origin
         :param rate: jobs per second at most; as fast as possible where absent
         :param room_timeout: how long a full queue (``discard: new``) may store no job before the jobs that it refuses

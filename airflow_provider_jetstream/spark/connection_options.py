@@ -37,7 +37,7 @@ def _option(field: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-# The options that fill the fields of the settings, and those of them that only concern JetStream.
+# The options that fill the fields of the settings; the second table has the options about JetStream only.
 _FIELDS = {_option(field): field for field in ENVIRONMENT}
 JETSTREAM_OPTIONS = ("jsDomain", "apiPrefix")
 # Each option, and the suffix of its environment variable after NATS_ or NATS_<NAME>_.
@@ -74,7 +74,7 @@ def socket_settings(options: Mapping[str, str]) -> ConnectionSettings:
 
 
 def connection_options(settings: ConnectionSettings) -> dict[str, str]:
-    """Return the options of which :func:`socket_settings` makes the same settings; they contain secrets."""
+    """Return options from which :func:`socket_settings` makes the same settings; they contain secrets."""
     options: dict[str, str] = {}
     for option, field in _FIELDS.items():
         value = getattr(settings, field)

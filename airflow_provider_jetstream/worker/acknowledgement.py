@@ -70,8 +70,8 @@ async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str)
 async def is_still_stored(connection: Connection, message: PulledMessage) -> bool:
     """Return whether a pulled message is still stored; if not, its sequence may be another job's.
 
-    The server takes what is sent to an acknowledgement subject for whatever job has the sequence. After a loss of power
-    that is one which was stored since: it would be lost, or run twice.
+    The server applies what arrives on an acknowledgement subject to the job that has the sequence now. After a loss of
+    power that may be a later job, which would be lost, or run twice.
     """
     try:
         stored = await get_message(connection, message.stream, message.sequence)
@@ -87,8 +87,8 @@ async def end_delivery(
     """Acknowledge or terminate a message until that is confirmed, or the message isn't stored any more.
 
     :param what: names the request in the log
-    :param reconnects: those of the connection when the message was delivered; ``None`` where the request may have been
-        sent before
+    :param reconnects: how often the connection had reconnected when the message was delivered; ``None`` where the
+        request may have been sent before
     """
 
     async def send() -> None:
@@ -110,7 +110,7 @@ def acknowledge_markers(connection: Connection, messages: Sequence[PulledMessage
             log.info(
                 "message %d on %s is a marker of an expired job, and is acknowledged", message.sequence, message.subject
             )
-            # One that isn't acknowledged comes again.
+            # A marker that isn't acknowledged is delivered again.
             with suppress(UnreachableError):
                 connection.write(encode_message(message.ack_subject, b"+ACK"))
     return [message for message in messages if not message.is_marker]

@@ -48,7 +48,7 @@ class AttemptWriter:
         self.is_enabled = False
 
     async def open(self) -> None:
-        """Look whether the queue's attempts stream captures what this stores; a worker goes on without it."""
+        """Check whether the attempts stream captures attempts of this consumer; a worker goes on without it."""
         if self._queue.attempts is None:
             return
         name, captured = self._queue.attempts.name, consumer_attempt_filter(self._queue.name, self._consumer)
@@ -73,7 +73,7 @@ class AttemptWriter:
             run.job.report_to(run.progress)
 
     def finish(self, run: JobRun) -> None:
-        """Send the last progress of a handler that has done its job, where it may be sent yet."""
+        """Send the last progress of a handler that has returned, unless some was sent within the last second."""
         if run.progress is not None and run.progress.is_due:
             self.send_progress(run)
         run.end_progress()

@@ -21,10 +21,10 @@ _NAMED = 500
 
 
 class BoundedRun:
-    """When a run has done enough, and what it has done.
+    """Decides when a run has done enough, and counts what it has done.
 
-    That a consumer has no more messages is what the server says: a pull request that was opened after the last message
-    ended without one. Silence isn't taken for it.
+    A consumer has no more messages once the server says so: a pull request that was opened after the last message has
+    ended without one. Silence proves nothing.
 
     :param max_jobs: how many jobs may be started; ``None`` for any number
     :param wait: seconds to wait for the first message

@@ -210,7 +210,7 @@ async def _consumer_config(connection: Connection, ref: ConsumerRef, stream: Map
     outside = outside_filters(queue, consumer, filter_subjects(config), stored_subjects(stream["config"]))
     for text in dict.fromkeys((*map(str, found), *outside)):
         log.warning("%s", text)
-    # Of the companions, those that a worker may read.
+    # The companions that a worker may read.
     companions = [companion.name for companion in (ref.queue.events, ref.queue.dead_letters) if companion]
     streams = {queue: stream, **await read_streams(connection, companions)}
     log_changes(queue, undeclared_changes(ref.queue, streams, {consumer: info}))

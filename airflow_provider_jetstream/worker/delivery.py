@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # A message's time is computed from a float.
 _SAME_TIME = timedelta(milliseconds=1)
-# Many jobs have the same.
+# Cached: many jobs have the same names of stream and consumer.
 _decode_name = lru_cache(maxsize=256)(decode_text)
 
 

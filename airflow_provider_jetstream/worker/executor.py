@@ -64,7 +64,7 @@ _LONGEST_HOLD: Final = 1.0
 
 
 class BatchCall:
-    """Watches over the call, and hands each job the outcome that is its own.
+    """One call of a batch handler: supervises it, and gives each job its own outcome.
 
     :param runs: the jobs, in the order in which the handler gets them
     :param on_outcome: takes a job and its result
@@ -102,7 +102,7 @@ class BatchCall:
             return
         first = self._runs[0]
         if self._seconds is not None:
-            # The whole call ends with it, so one of its jobs is enough.
+            # One of the jobs holds the deadline of the whole call.
             first.deadline_at = self._began + self._seconds
             first.due = min(first.due, first.deadline_at)
         for run in self._runs:
@@ -114,7 +114,7 @@ class BatchCall:
             self._task = asyncio.create_task(self._watch(self._attempt))
 
     async def _watch(self, attempt: HandlerRun) -> None:
-        # One job of several can't be ended where it is cancelled.
+        # A cancellation of one job doesn't end the call: its other jobs go on.
         never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         first = self._runs[0].job
         self._end(await self._supervisor.supervise(first, attempt, self._seconds, never, began=self._began))
@@ -263,7 +263,7 @@ class JobExecutor:
         result.add_done_callback(partial(self._on_result, run))
 
     def start_batch(self, messages: Sequence[PulledMessage]) -> None:
-        """Start pulled jobs in one call of a batch handler; those that may be refused are looked at one by one."""
+        """Start pulled jobs in one call of a batch handler; jobs that may be refused are checked one by one first."""
         runs = []
         for message in messages:
             run = self._begin(message)

@@ -361,7 +361,7 @@ class CreditFetcher:
             self._jobs.deliver(executor, jobs)
 
     def _pull_if_none_open(self) -> None:
-        # Requests that end without a job become one again; otherwise an idle worker repeats each of its last parts.
+        # Only once no request is open: an idle worker would otherwise renew several small requests one by one.
         if not any(inbox.remaining for inbox in self._inboxes):
             self._pull()
 
@@ -400,7 +400,7 @@ class CreditFetcher:
         :param empty_since: when it was opened, where it has delivered no message
         """
         if refusal and _TOO_MANY_OPEN in refusal and any(inbox.remaining for inbox in self._inboxes):
-            # Those of all workers count together: one is enough for each.
+            # The consumer's limit counts open requests of all workers, so this one keeps to a single request.
             self._most_open, refusal = 1, None
         if refusal:
             self._refusal = refusal

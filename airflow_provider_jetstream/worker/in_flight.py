@@ -42,7 +42,7 @@ _UNSETTLED_PER_SLOT: Final = 2
 
 
 class Sweep:
-    """Does for runs what is due; a timer for each job would cost more than most jobs do."""
+    """Runs whatever is due for all runs, by one timer: a timer for each job would cost more than most jobs do."""
 
     def __init__(self, runs: Collection[JobRun]) -> None:
         self._runs = runs
@@ -56,7 +56,7 @@ class Sweep:
             self._schedule(due)
 
     def close(self) -> None:
-        """Look at nothing any more."""
+        """Stop the timer."""
         if self._timer:
             self._timer.cancel()
 
@@ -68,7 +68,7 @@ class Sweep:
 
     def _handle_due(self) -> None:
         now, self._at, self._timer = self._loop.time(), inf, None
-        # What is due may end, and leave the collection.
+        # Copied: a run may end here and leave the collection.
         for run in [run for run in self._runs if run.due <= now]:
             run.on_due(now)
         self._schedule(max(min((run.due for run in self._runs), default=inf), now + _SHORTEST_PAUSE))
@@ -100,14 +100,14 @@ class JobStarter(Protocol):
 class JobRun:
     """A job from its arrival until it is settled; all times are the event loop's.
 
-    :ivar holds_slot: whether no other job can be started for it
+    :ivar holds_slot: whether it occupies a slot
     :ivar seconds: its time limit; ``None`` for none
     :ivar attempt: its handler, where that was started without a task that watches over it
-    :ivar call: looks whether the call of a batch handler has to be ended that it is part of, while that runs
-    :ivar task: what does the rest, where more than the next answer of the server is awaited
+    :ivar call: supervises the call of a batch handler while its job is part of one
+    :ivar task: the task that ends the run, where more than the server's next answer is awaited
     :ivar payload: its encoded completion; empty until that is sent, where it has no result
-    :ivar progress: what its handler has reported last, where that is stored
-    :ivar is_stored: whether the completion is
+    :ivar progress: the last progress of its handler, where the queue stores attempts
+    :ivar is_stored: whether its completion is stored
     :ivar reconnects: how often the connection was lost before the delivery
     :ivar request: the number of its unconfirmed request
     :ivar due: the earliest of the times below
@@ -180,7 +180,7 @@ class JobRun:
             self._owner.expect(self)
 
     def end_progress(self) -> tuple[float, str] | None:
-        """Send no more progress, whatever a thread of the handler goes on to report; returns what it reported last."""
+        """Send no more progress, whatever a thread of the handler still reports; return the last report."""
         self.progress_at = inf
         progress, self.progress = self.progress, None
         return progress.latest if progress else None
@@ -208,7 +208,7 @@ class JobProgress:
         self.latest: tuple[float, str] | None = None
 
     def __call__(self, fraction: float, text: str) -> None:
-        """Note progress; the event loop is told once for all that comes before it is sent."""
+        """Note progress; one wake-up of the event loop sends all that came before it."""
         self.latest = (fraction, text)
         if not self._is_announced:
             self._is_announced = True
@@ -221,12 +221,12 @@ class JobProgress:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is some that wasn't sent, and may be sent now."""
+        """Whether there is unsent progress that may be sent now."""
         return self._is_announced and self._loop.time() >= self._sent_at + _PROGRESS_PAUSE
 
     def take(self) -> tuple[float, str] | None:
         """Return the progress that is to be sent now."""
-        # Before it is read: what is noted from here on is announced again.
+        # Reset before reading: progress that is noted from here on wakes the loop again.
         self._is_announced = False
         self._sent_at = self._loop.time()
         return self.latest
@@ -239,7 +239,7 @@ class InFlightJobs:
 
     :param bounds: when the run ends by itself; ``None`` where it doesn't
 
-    :ivar denial: that the worker may not settle its jobs, so that each would only use up its deliveries
+    :ivar denial: the error that says that the worker may not settle its jobs: each would only use up its deliveries
     :ivar is_stuck: tells whether so many handlers hang that no more jobs may be started
     :ivar on_turn: is called once in a turn of the event loop in which jobs have arrived or ended
     :ivar changed: is set whenever a job has ended or freed its slot

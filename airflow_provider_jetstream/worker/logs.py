@@ -27,7 +27,7 @@ _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\
 
 
 class DeliveryOutcome(StrEnum):
-    """How a delivery ended; the values are those of logs and metrics."""
+    """How a delivery ended; logs and metrics show the values."""
 
     COMPLETED = "completed"
     """The handler did the job, and it is acknowledged."""

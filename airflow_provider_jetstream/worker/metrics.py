@@ -16,7 +16,7 @@ _BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600)
 
 
 class WorkerMetric(NamedTuple):
-    """What a metric of a worker is.
+    """The kind, the text and the labels of a metric of a worker.
 
     :param labels: the names of its labels
     """

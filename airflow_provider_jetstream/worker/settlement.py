@@ -4,9 +4,9 @@ After a crash between the two the job runs once more, and the server drops its s
 first. The other order could lose the completion. What the server drops is believed only once the end that is stored has
 been read: anybody who may store something in the events stream can use the id of a completion.
 
-Both requests are written together with those of the other jobs that are done in the same turn of the event loop, and
-confirmed in the background, without a task or a timer. Where a confirmation doesn't come, or isn't one, a task of the
-run's own repeats what isn't confirmed.
+Both requests are written together with the requests of the other jobs that are done in the same turn of the event loop,
+and confirmed in the background, without a task or a timer. Where a confirmation doesn't come, or isn't one, a task of
+the run's own repeats what isn't confirmed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class CompletionWriter:
             queue.name.encode().replace(b"%", b"%%"),
         )
         self._template = _template(queue.name, consumer, worker)
-        # Without both ids.
+        # The bytes of a completion without its two ids.
         self._plain_size = len(self._template.encode()) + len(_now()) + _NUMBER_DIGITS
 
     def has_plain_form(self, job: Delivery) -> bool:
@@ -145,7 +145,7 @@ class CompletionWriter:
         return (self._template % (job.id, now, job.sequence, job.attempt, job.id)).encode()
 
     def requests(self, runs: Sequence[JobRun]) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Return subjects, payloads and encoded headers of the completions of runs; encodes those that aren't yet."""
+        """Return subjects, payloads and headers of the runs' completions; encodes the completions that aren't yet."""
         now = _now()
         for run in runs:
             if not run.payload:
@@ -348,7 +348,7 @@ class Confirmations(Generic[_Item]):
         return numbers
 
     def forget(self, number: int) -> None:
-        """Hand on nothing any more for a request."""
+        """Ignore the answer to a request from now on."""
         self._open.pop(number, None)
 
     def _on_message(self, subject: bytes, _: bytes, headers: bytes | None, payload: bytes) -> None:
@@ -451,7 +451,7 @@ class JobSettlement:
                 log_outcome(self._worker, run.message, run.job, outcome, error, now - run.began)
 
     def store(self, run: JobRun) -> None:
-        """Free the job's slot, and store its completion together with those of this turn of the event loop."""
+        """Free the slot, and store the completion together with the others of this turn of the event loop."""
         self.jobs.release(run)
         if not self._done:
             self._loop.call_soon(self._store)

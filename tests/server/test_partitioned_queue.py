@@ -153,7 +153,7 @@ async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(
         await provision(connection, few)
     assert str(caught.value).endswith(
         f"keep consumer {name}/worker-2\n    not possible: worker is declared with 2 partitions, and 1 job is stored in"
-        " this surplus one, of which no worker of this declaration pulls; run a worker with the earlier declaration"
+        " this surplus one, from which no worker of this declaration pulls; run a worker with the earlier declaration"
         " until they are done"
     )
 

@@ -88,7 +88,7 @@ _CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "one-job-at-a-time",
         (
             "consumer w has one job in flight at a time (max_ack_pending 1), whatever the number of its workers:"
-            " declare partitions, of which each has its own order"
+            " declare partitions, each with an order of its own"
         ),
     ),
     "long window": (

@@ -79,7 +79,7 @@ class CancellationCache:
         return cancellation
 
     def add(self, cancellation: Cancellation) -> None:
-        """Add the newest cancellation, and remove those that the server has removed."""
+        """Add the newest cancellation, and remove cancellations that the server has removed."""
         # Inserted anew, since the dictionary is in the order of time.
         self._cancellations.pop(cancellation.key, None)
         self._cancellations[cancellation.key] = cancellation

@@ -154,7 +154,7 @@ async def cancel_stored(
     :param why: a reason for people
     :param by: the person or system that cancels
     :param created: when the stream was created that gave the jobs their sequences: a later stream of its name has other
-        jobs under them, of which none is cancelled
+        jobs under them; none of these is cancelled
     :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
     await _require_capture(connection, queue, events)

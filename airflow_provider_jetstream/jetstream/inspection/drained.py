@@ -116,8 +116,8 @@ async def check_drained(
 ) -> DrainReport:
     """Check whether a queue is drained; takes half a second if it is.
 
-    These jobs keep a queue from being drained: pending ones, those that workers have, those that were nacked and wait
-    for their delay, and those that match no consumer. Scheduled jobs don't.
+    These jobs keep a queue from being drained: pending jobs, jobs that workers have, nak'ed jobs that wait for their
+    delay, and jobs that match no consumer. Scheduled jobs don't.
 
     :param consumers: the names of the consumers to inspect, or one name; where absent all, and jobs that match none
     :param nothing_dead: whether dead letters in circulation keep it from being drained; with ``consumers``, theirs
@@ -157,7 +157,7 @@ async def check_drained(
 async def _due_jobs(
     connection: Connection, queue: str, schedules: str, report: DrainReport, names: Sequence[str] | None
 ) -> int:
-    """Count the jobs that are due and on their way to the queue; with names of consumers, to theirs."""
+    """Count the due jobs that no mover has stored yet; with names of consumers, those that they take."""
     filters = [filter_ for consumer in report.consumers for filter_ in consumer.filters]
     prefix, count = due_subject(queue, ""), 0
     async for subject, jobs in subject_counts(connection, schedules, due_subject(queue, ">")):

@@ -53,8 +53,8 @@ async def count_absent_letters(
 ) -> Counter[str]:
     """Return by subject how many of the jobs that match no consumer are dead letters.
 
-    10,000 advisories are read, first those of absent consumers, and 2,000 jobs that they are about. Whoever may not
-    read the dead letter queue or the jobs finds none.
+    10,000 advisories are read, first those of absent consumers, and 2,000 jobs that they are about. Where the user may
+    not read the dead letter queue or the jobs, none are found.
 
     :param consumers: those that exist
     :param undeliverable: subjects that match no consumer, with their number of jobs
@@ -190,7 +190,7 @@ class LeftOver:
     """What is stored of a queue besides the jobs that are pending or in flight.
 
     :param undeliverable: subjects that match no consumer, with their number of jobs that aren't dead
-    :param schedules: scheduled jobs, and those that are due and not moved to the queue yet
+    :param schedules: scheduled jobs, and due jobs that no mover has stored in the queue yet
     :param dead: jobs that will never be delivered again, those of absent consumers included; terminated jobs aren't
         stored and aren't counted
     """
@@ -243,7 +243,7 @@ async def inspect_consumers(connection: Connection, info: Mapping[str, Any]) -> 
 async def count_left_over(connection: Connection, health: QueueHealth, schedules: str | None = None) -> LeftOver:
     """Count what :attr:`QueueHealth.left_over` consists of, by a request per 100,000 subjects if it isn't 0.
 
-    Where jobs match no consumer, the dead letters among them are looked for.
+    Jobs that match no consumer are checked for dead letters.
 
     :param health: the queue's numbers, just read; the counts are exact while nothing moves
     :param schedules: the stream of its schedules, whose messages are counted too

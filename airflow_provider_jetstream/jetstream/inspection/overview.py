@@ -106,7 +106,7 @@ class QueueOverview:
 async def inspect_all_queues(
     connection: Connection, before: Mapping[str, QueueOverview] | None = None
 ) -> list[QueueOverview]:
-    """Inspect all streams of work-queue retention by name, those that were made by hand included.
+    """Inspect all streams of work-queue retention by name, streams that were made by hand included.
 
     Dead letter queues are left out, whatever their retention, and so are streams of schedules and buckets.
 

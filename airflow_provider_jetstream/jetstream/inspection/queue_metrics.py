@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _REDRIVES = 20
-# What a stream is like is read again after so many samples: an audit may have been added.
+# Configurations of streams are read again after so many samples: an audit may have been added.
 _DISCOVERED_FOR = 20
 
 
 class Metric(NamedTuple):
-    """What a metric is.
+    """The kind, the text and the labels of a metric.
 
     :param labels: the names of its labels
     """

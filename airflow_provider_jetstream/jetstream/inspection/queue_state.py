@@ -34,7 +34,7 @@ Part: TypeAlias = Literal["queue", "consumer", "subject"]
 
 
 class QueueState(StrEnum):
-    """What is so with a queue or a part of it, the most urgent first."""
+    """The state of a queue or of a part of it, the most urgent first."""
 
     NO_CONSUMER = "no_consumer"
     """Jobs are stored, and the stream has no consumer."""
@@ -134,7 +134,7 @@ class QueueWatch:
         return next((found for found in self.states if found.part == "consumer" and found.name == name), None)
 
     def compare(self, overview: QueueOverview) -> list[PartState]:
-        """Compare a queue's numbers with those of the last time.
+        """Compare a queue's numbers with the last ones.
 
         :return: the states of all parts, the most urgent first
         """

@@ -1,9 +1,9 @@
 """Warnings about a queue that is in use: its best practices against what is measured rather than declared.
 
-Handler times come from the server's ack metrics, where consumers are sampled. A progress report of the worker starts
-the time anew, as it does the ack wait, so only those of workers that report none are whole. Deliveries and results come
-from the completions that workers store, too. Only the latest events are read. Whoever may publish completions could
-make up some, so nothing but a warning follows from them.
+Handler times come from the server's ack metrics, where consumers are sampled. A worker's progress report restarts the
+measured time, as it restarts the ack wait: only workers that report no progress show whole times. Deliveries and
+results come from the completions that workers store, too. Only the latest events are read. Whoever may publish
+completions could make up some, so nothing but a warning follows from them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Measurements:
 
 
 async def running_warnings(connection: Connection, queue: WorkQueue) -> list[QueueWarning]:
-    """Return a sentence for each best practice that a provisioned queue violates, beyond those of its declaration.
+    """Return a sentence for each practice that a provisioned queue violates, besides the warnings of its declaration.
 
     They are about consumers that others made, settings that aren't declared, jobs in flight and the latest ends of
     jobs. See :meth:`~airflow_provider_jetstream.jetstream.WorkQueue.warnings` for those of the declaration.

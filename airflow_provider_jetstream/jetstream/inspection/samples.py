@@ -1,7 +1,7 @@
 """Samples of all queues of a server, taken by one program at a time and stored for all: numbers, and states with times.
 
-The samples are messages of one subject in a stream of their own. Whoever samples stores each sample on condition that
-the last one that it knows is still the last (``Nats-Expected-Last-Subject-Sequence``); so two programs can't both
+The samples are messages of one subject in a stream of their own. A program stores a sample on condition that the last
+sample that it knows is still the last one (``Nats-Expected-Last-Subject-Sequence``); so two programs can't both
 continue, and a sample is its program's lease as well: another one takes over once the last sample is older than
 :data:`TAKE_OVER_SECONDS` by the server's clock.
 """

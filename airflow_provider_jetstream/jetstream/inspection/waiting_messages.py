@@ -43,7 +43,7 @@ class WaitingMessages:
     """The messages that a consumer could deliver.
 
     :param waiting: how many haven't been delivered yet, or 1 where all that wait were delivered before
-    :param in_flight: how many were delivered and aren't settled; those that wait for another delivery are among them
+    :param in_flight: how many were delivered and aren't settled, messages that wait for another delivery included
     :param deliveries: how many deliveries the consumer has made so far; it begins anew where it is reset or recreated
     """
 

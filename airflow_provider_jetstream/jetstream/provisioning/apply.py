@@ -105,7 +105,7 @@ class _Named(NamedTuple):
 
 
 def owner_blockers(queue: WorkQueue, existing: Mapping[str, Any] | None, step: Step) -> Iterator[str]:
-    """Yield why a stream that exists can't become a queue's stream: it is another's.
+    """Yield why a stream that exists can't become a queue's stream: it belongs to another queue.
 
     :param existing: the server's configuration, if it has the stream
     :param step: the step of the stream as it would be otherwise
@@ -169,7 +169,7 @@ def _shown(named: Mapping[str, _Named | None], owners: Sequence[str]) -> str:
 
 
 async def with_taken_subjects(connection: Connection, steps: Sequence[Step]) -> list[Step]:
-    """Return steps, those blocked whose new subjects another stream captures: the server's refusal names none.
+    """Block the steps whose new subjects another stream captures: the server's refusal doesn't name it.
 
     :param steps: all steps of a plan, in their order
     """
@@ -243,7 +243,7 @@ async def plan(connection: Connection, queue: WorkQueue, *, drain: bool = False,
     if info:
         steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead or drain)
     if existing and marks:
-        # Last: until the consumers have their filters, the marks are those of before.
+        # Last: until the consumers have their filters, the earlier marks hold.
         marking = stream_step(own.config, {"name": queue.name, "metadata": marks}, "queue")
         steps += [marking] if marking.differences else []
     return Plan(tuple(steps))

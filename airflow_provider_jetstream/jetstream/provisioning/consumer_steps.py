@@ -227,8 +227,8 @@ class _Changes:
         if name in resize.surplus and jobs:
             blocked.append(
                 f"{resize.base_name} is declared with {resize.declared} partitions, and {_are(jobs)} stored in this"
-                " surplus one, of which no worker of this declaration pulls; run a worker with the earlier declaration"
-                " until they are done"
+                " surplus one, from which no worker of this declaration pulls; run a worker with the earlier"
+                " declaration until they are done"
             )
         return replace(step, blocked=(*step.blocked, *blocked))
 
@@ -279,7 +279,7 @@ class _Resize:
     """A change of the number of partitions, or consumers that an earlier one has left.
 
     :ivar consumers: the consumers that exist, the declared ones first
-    :ivar surplus: those of them beyond the declared number
+    :ivar surplus: the consumers beyond the declared number
     :ivar number: the number of before; 0 where it is the same
     """
 
@@ -341,7 +341,7 @@ def filter_fields(filters: Sequence[str]) -> dict[str, Any]:
 
 
 def _in_accepted_order(steps: Sequence[Step], existing: Mapping[str, Mapping[str, Any]]) -> list[Step]:
-    """Order steps as the server accepts them, and block those that it would refuse in any order.
+    """Order steps as the server accepts them, and block a step that it would refuse in any order.
 
     :param steps: the steps for consumers of one stream; where there is a choice, their order is kept
     :param existing: the server's configurations of the stream's consumers by name

@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _NAMED_RANGES = 20
-# Seconds: how long at least nothing may change until the drain is given up, and for how long jobs may go on being added
-# once those that were there at its beginning are being done.
+# Seconds: after how long without a change a drain is given up, and for how long jobs may be added once the jobs of its
+# beginning have been delivered.
 _STALLED_SECONDS = 60.0
 _ADDED_SECONDS = 60.0
 _MOST_SWITCHES = 20
@@ -97,7 +97,7 @@ async def stored_letters(connection: Connection, queue: WorkQueue, filters: Sequ
 async def with_dead_letters(
     connection: Connection, queue: WorkQueue, steps: Sequence[Step], *, park_dead: bool
 ) -> list[Step]:
-    """Return the steps of a plan, those blocked that create consumers which would run dead letters again.
+    """Block the steps of a plan that create consumers which would run dead letters again.
 
     :param queue: the work queue, whose stream exists
     :param park_dead: whether these letters are to be parked first instead
@@ -172,7 +172,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE, _FEW = 0.05, 1.0, 10
 class Draining:
     """The execution of the steps of a plan that await a consumer's jobs.
 
-    :param steps: those of the plan that have a drain
+    :param steps: the steps of the plan that have a drain
     :param parked: gets a sentence on the dead letters that are parked
     """
 

@@ -34,7 +34,7 @@ class Drain:
     """What is awaited before a consumer's filters change: that nothing of it is pending or in flight.
 
     :param queue: the work queue
-    :param jobs: how many of its jobs are stored that others would get, or nobody
+    :param jobs: how many of its stored jobs another consumer, or none, would get
     :param receivers: the consumers that get its subjects
     :param filters: the filters whose dead letters are parked then, since another consumer would deliver them
     """
@@ -51,7 +51,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """The dead letters that are parked before a consumer is created, which would run them again.
+    """The dead letters that are parked before the creation of a consumer that would run them again.
 
     :param queue: the work queue
     :param sequences: the letters' stream sequences, in order

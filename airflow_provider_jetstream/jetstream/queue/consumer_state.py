@@ -89,7 +89,7 @@ class ConsumerState:
 
     @property
     def undecided(self) -> int:
-        """How many open deliveries may have been the last ones of their jobs, without the server having noticed."""
+        """The number of open deliveries that may have used up ``max_deliver`` before the server checked."""
         return self.in_flight if self.stalled else 0
 
     @property
@@ -99,7 +99,7 @@ class ConsumerState:
         return max(settled, self.settlement.sequence) if self.settlement else settled
 
     def may_have_open(self, sequence: int) -> bool:
-        """Return whether one of the open deliveries may be that of a stored job."""
+        """Return whether one of the open deliveries may be the delivery of a stored job."""
         return self.in_flight > 0 and sequence <= self.delivered
 
     def proves_death(self, sequence: int, *, has_evidence: bool, requeued_at: datetime | None = None) -> bool:
@@ -195,9 +195,9 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
 
 
 def _why_stalled(info: Mapping[str, Any]) -> str:
-    """Return why the server doesn't look whether a consumer's jobs have used up their deliveries.
+    """Return why the server doesn't check whether a consumer's jobs have used up their deliveries.
 
-    It looks when it is about to deliver: not for a paused consumer, and not for a push consumer without a subscriber.
+    It checks before it delivers: not for a paused consumer, and not for a push consumer without a subscriber.
     """
     config = info["config"]
     if config.get("max_deliver", -1) <= 0:
@@ -210,6 +210,6 @@ def _why_stalled(info: Mapping[str, Any]) -> str:
 
 
 def _resumes_in(info: Mapping[str, Any]) -> timedelta:
-    """Return how long a pause lasts that ends by itself as soon as one of this package does; zero without one."""
+    """Return the rest of a pause that is no longer than this package's own pauses; zero without such a pause."""
     left = timedelta(microseconds=(info.get("pause_remaining") or 0) / 1_000) if info.get("paused") else timedelta()
     return left if left <= _BRIEF_PAUSE else timedelta()

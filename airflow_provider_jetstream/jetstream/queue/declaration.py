@@ -349,7 +349,7 @@ def _problem_texts(error: ValidationError) -> list[str]:
     return problems
 
 
-# How long a job is late at most whose mover was killed, and how many jobs movers hold while the queue is full.
+# How late a job can be whose mover was killed; how many jobs movers hold while the queue is full.
 _MOVER_ACK_WAIT, _MOVER_MAX_ACK_PENDING = 30 * NANOSECONDS, 1_000
 
 

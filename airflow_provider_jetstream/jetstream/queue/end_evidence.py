@@ -33,7 +33,7 @@ _CONTRACT_TOKENS = frozenset({"completed", "cancelled", "published", "*", ">"})
 
 
 def sampled_percent(sample_freq: str | None) -> int:
-    """Return the share of acknowledgements that the server reports, in percent; 0 for what it can't read either."""
+    """Return the share of acknowledgements that the server reports, in percent; 0 for text that it can't read."""
     share = _SHARE.fullmatch(sample_freq or "")
     return int(share[1]) if share else 0
 
@@ -79,8 +79,8 @@ def default_event_subjects(name: object, consumers: object, advisory_subjects: t
 def advisory_subject_problems(queue: QueueFields) -> Iterator[str]:
     """Yield what makes the declared advisory subjects unusable.
 
-    Those of streams that would capture the same subject, of the server's own subjects, and of invalid ones are found
-    with the events stream, which captures them.
+    Invalid subjects, subjects of the server and subjects that another stream captures too are found with the events
+    stream, which captures these subjects.
     """
     subjects = queue.advisory_subjects
     if not subjects:

@@ -506,7 +506,7 @@ def _one_at_a_time(facts: Facts) -> str | None:
         return None
     return (
         f"consumer {facts.name} has one job in flight at a time (max_ack_pending 1), whatever the number of its"
-        " workers: declare partitions, of which each has its own order"
+        " workers: declare partitions, each with an order of its own"
     )
 
 
@@ -515,7 +515,7 @@ def _few_waiting(facts: Facts) -> str | None:
         return None
     return (
         f"consumer {facts.name} takes {most} pull requests at a time (max_waiting), of all its workers together: the"
-        f" server refuses those of any more; create it with {_DEFAULT_MAX_WAITING}"
+        f" server refuses any more; create it with {_DEFAULT_MAX_WAITING}"
     )
 
 
@@ -524,7 +524,7 @@ def _short_requests(facts: Facts) -> str | None:
         return None
     return (
         f"consumer {facts.name} takes pull requests of at most {format_duration(longest)} (max_expires): the server"
-        " refuses those of workers with fallbacks and of waits, which last a second; set it to 1s or more"
+        " refuses the requests of workers with fallbacks and of waits, which last 1s; set it to 1s or more"
     )
 
 

@@ -5,9 +5,9 @@ has passed jobs that it never delivered, and nothing in the server's answers say
 no marks: of its consumers no change is known.
 
 A worker's role is for one consumer, but a worker may name the job of any: in a record or a completion that it stores,
-and in its ``+TERM``, of which the server announces a termination by that consumer although the consumer never had the
-job (nats-server 2.10 to 2.15). So what workers bring about counts only from a consumer that may have had the job. An
-ack metric needs no such check: the server sends one only of a job that the consumer has in flight.
+and in its ``+TERM``: the server announces a termination by that consumer although the consumer never had the job
+(nats-server 2.10 to 2.15). So what workers bring about counts only from a consumer that may have had the job. An ack
+metric needs no such check: the server sends one only of a job that the consumer has in flight.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def may_have_had(
 ) -> bool:
     """Return whether a consumer may have delivered a job: its filters match the subject, or matched others before.
 
-    One that is gone may, unless another takes the subject which took it when the job was stored: those of a work queue
-    never overlap. Of a subject of which only a part is known it isn't known.
+    A consumer that is gone may have, unless another consumer took the subject already when the job was stored: the
+    filters of a work queue never overlap. With a subject that is known in part only, any consumer may have.
 
     :param stream: the queue's configuration on the server
     :param consumers: the queue's consumers by name

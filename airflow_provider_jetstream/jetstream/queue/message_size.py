@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.queue.checks import QueueFields
 
-# What a redriven copy does without where it has no room, in this order: the audit has what they say, but for the trace.
+# The headers that a redriven copy leaves out where it has no room, in this order; the audit has all of them but the
+# trace.
 OPTIONAL_HEADERS: Final = (
     REDRIVE_CONSUMER,
     REDRIVE_STREAM,

@@ -33,7 +33,7 @@ _POLL_PAUSE = 0.05
 class PausedCount:
     """What a count under a pause has proved.
 
-    :param settlements: by consumer what it proved
+    :param settlements: by consumer, what the count proved
     :param created: by consumer when that was created
     :param incomplete: consumers that had deliveries open at the end of their pause, with their number
     """

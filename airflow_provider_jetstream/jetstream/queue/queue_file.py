@@ -69,7 +69,7 @@ def parse_queue_yaml(content: bytes) -> Any:
 
 
 class _DocumentSize:
-    """The levels and values of a document, counted before any value of it is made; an alias has those of its anchor."""
+    """The levels and values of a document, counted before any value is made; an alias counts as its anchor does."""
 
     def __init__(self) -> None:
         self._values = 0

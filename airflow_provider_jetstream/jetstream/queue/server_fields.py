@@ -306,7 +306,7 @@ def unknown_fields(table: tuple[Field, ...], reported: Mapping[str, Any], *, uns
 
 
 def config_fields(kind: Kind, **values: object) -> dict[str, Field]:
-    """Return the fields of a configuration that have some values, by name, such as those of ``unit="duration"``."""
+    """Return the fields of a configuration with some attributes, by name, such as ``unit="duration"``."""
     fields = {field.path.removeprefix("config."): field for field in _table(kind) if field.path.startswith("config.")}
     return {
         name: field

@@ -1,10 +1,10 @@
 """Since when a standalone server has certainly not restarted: its lower bound is the age of a consumer in memory.
 
 A server that is killed forgets the last second of its consumers' states, while the streams keep what it had published
-about them by then. So whoever believes a published death has to know that the server hasn't restarted since. Measured
-with nats-server 2.10.27, 2.11.0, 2.12.0, 2.14.0 and 2.15.0: a durable consumer with ``mem_storage`` is gone after a
-restart, graceful or not. The audit has one that nobody pulls from; provisioning creates it, and so does each scan that
-misses it.
+about them by then. So a published death can be believed only if the server hasn't restarted since. Measured with
+nats-server 2.10.27, 2.11.0, 2.12.0, 2.14.0 and 2.15.0: a durable consumer with ``mem_storage`` is gone after a restart,
+graceful or not. The audit has one that nobody pulls from; provisioning creates it, and so does each scan that misses
+it.
 
 In a cluster it proves nothing, since the cluster creates it again on another server or with its old age. There
 CONSUMER.INFO says since when a server has led the consumer (nats-server 2.12 and later).

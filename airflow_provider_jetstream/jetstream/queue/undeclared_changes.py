@@ -5,7 +5,8 @@ what its configuration doesn't name: the archive's copies, the report of acknowl
 Scans, waits, publishers and workers compare when they begin, with what they have read anyway.
 
 Provisioning notes its declaration and the time in the metadata of the events stream, or of the audit where there are no
-events: companions that such programs don't know. So whoever has no declaration, as the page, compares with that.
+events: companions that such programs don't know. So programs without a declaration, such as the page, compare with
+that.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def declared_companion_config(
 ) -> dict[str, Any]:
     """Return the declared fields of a companion of a queue.
 
-    A new archive takes over the limits of its queue; an existing one keeps those that aren't declared for it. What
-    another tool has made allows direct gets or doesn't: without them, reading is slower.
+    A new archive takes over the limits of its queue; an existing one keeps limits that aren't declared for it. A stream
+    that another tool has made may refuse direct gets: reading is slower then.
 
     :param existing: the server's configuration, if it has the stream
     """
@@ -102,7 +103,7 @@ def declared_companion_config(
 
 
 def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the declared fields of a work queue's own stream; ``None`` for one to remove.
+    """Return the declared fields of a work queue's own stream; a field to remove is ``None``.
 
     A new queue allows direct gets unless that is declared otherwise; an existing one stays as it is.
 
@@ -140,7 +141,7 @@ class Difference:
 
     @property
     def undone(self) -> str:
-        """The difference, for whoever finds that the server isn't as declared."""
+        """The difference as a clause about the server."""
         declared = _shown(self.field, self.declared)
         return f"{self.field} is {_shown(self.field, self.existing)}, declared {declared}"
 

@@ -239,8 +239,8 @@ class WorkQueue(Stream):
     def new_archive_limits(self) -> dict[str, int]:
         """Return the limits that the archive takes over from the queue when it is created; an existing one keeps its.
 
-        They are those that the queue has and the archive doesn't declare. A copy lives longer than its job may, by the
-        archive's default ``max_age``: a job that expires while a worker has it is brought back from its copy.
+        They are the limits that the queue has and the archive doesn't declare. A copy lives longer than its job may, by
+        the archive's default ``max_age``: a job that expires while a worker has it is brought back from its copy.
         """
         if self.archive is None:
             return {}

@@ -64,10 +64,10 @@ def permissions(queue: WorkQueue, role: Role, *, consumer: str | None = None) ->
 
 
 def combined_policy(user: str, *policies: Policy) -> Policy:
-    """Return one user's policy that allows what some policies allow; it has an inbox prefix of its own.
+    """Combine policies into that of one user, which has an inbox prefix of its own.
 
     :param user: its name
-    :param policies: those of the roles that it has
+    :param policies: the policies of its roles
     :raises ArgumentError: the name can't be a part of a subject
     """
     if not _NAME.fullmatch(user):
@@ -141,7 +141,7 @@ def _mover(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _search(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what finds the jobs that a try has stored which was cut off, and what has the message id of a job."""
+    """Yield what finds the jobs of a try that was cut off, and the message that has the id of a job."""
     purpose = "jobs of a try that was cut off, and what the server calls duplicates"
     if queue.events:
         yield _api("STREAM.INFO", queue.events.name, purpose)

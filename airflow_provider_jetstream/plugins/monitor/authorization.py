@@ -52,7 +52,7 @@ def require_acting(allowed: Annotated[bool, Depends(may_act)]) -> None:
 
 
 class Viewer:
-    """What one user may see of what belongs to DAGs; the one rule of all routes.
+    """What one user may see of the jobs, letters and redrives of DAGs: the one rule of all routes.
 
     Whatever names a DAG (a job, a letter, a redrive, an audit record) is for users who may see the task instances of
     all the DAGs that it names. What belongs to a DAG that isn't known is for users who may see every DAG. Others get
@@ -75,11 +75,11 @@ class Viewer:
         return self._known[dag_id]
 
     def sees_all(self, dag_ids: Iterable[str | None]) -> bool:
-        """Return whether the user may see what names all of these DAGs."""
+        """Return whether the user may see something that names all of these DAGs."""
         return all(map(self.sees, dag_ids))
 
     def require(self, dag_ids: Iterable[str | None]) -> None:
-        """Refuse a user who may not see what names these DAGs; the refusal names none of them.
+        """Refuse a user who may not see something that names these DAGs; the refusal names none of them.
 
         :raises HTTPException: the user may not
         """
@@ -107,7 +107,7 @@ def require_run_access(dag_id: str, user: GetUserDep) -> None:
 
 
 def permitted_dags(dag_ids: Collection[str], user: GetUserDep) -> frozenset[str]:
-    """Return those of some DAGs whose task instances a user may see."""
+    """Return which of some DAGs a user may see, by their task instances."""
     manager = get_auth_manager()
     return frozenset(
         dag_id
@@ -119,17 +119,17 @@ def permitted_dags(dag_ids: Collection[str], user: GetUserDep) -> frozenset[str]
 
 
 def permitted_owners(dag_ids: Collection[str], user: GetUserDep) -> dict[str, str | None]:
-    """Return those of some DAGs whose task instances a user may see, each with its team, where Airflow has teams."""
+    """Return which of some DAGs a user may see, by their task instances; each with its team where Airflow has teams."""
     return {details.id: details.team_name for details in _dag_details(permitted_dags(dag_ids, user)) if details.id}
 
 
 def may_see_every_dag(user: GetUserDep) -> bool:
-    """Return whether a user may see the task instances of all DAGs, and so also those of a DAG that isn't known."""
+    """Return whether a user may see the task instances of all DAGs, and so also of a DAG that isn't known."""
     return get_auth_manager().is_authorized_dag(method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, user=user)
 
 
 def permitted_connections(user: GetUserDep) -> tuple[str, ...]:
-    """Return the connections of the page that a user may see: those of the user's teams, and those of no team."""
+    """Return the connections of the page that a user may see: connections of the user's teams, and of no team."""
     connections = monitor_settings().connections
     if not _has_teams():
         return connections

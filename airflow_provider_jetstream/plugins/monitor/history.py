@@ -125,7 +125,7 @@ class SharedHistory:
         return self._read_to > 0
 
     def note(self, at: datetime, queue: str, sample: QueueSample) -> None:
-        """Add the numbers of a poll of a queue that no stored sample has, each 20 seconds."""
+        """Add the numbers of a poll, every 20 seconds, of a queue that no stored sample has."""
         numbers = self._numbers.setdefault(queue, deque(maxlen=_PER_HOUR + 1))
         if queue not in self._known and not (numbers and at - numbers[-1].at < timedelta(seconds=SAMPLE_SECONDS)):
             numbers.append(_Numbers.of(at, sample))
@@ -268,7 +268,7 @@ async def read_deaths(
     """Count the deaths of a time.
 
     :param table: the queue's letters
-    :param scan: which read them; those that were redriven since are found in the audit
+    :param scan: the scan that read them; letters that were redriven since are found in the audit
     :return: the counts, and since when they are complete; ``None`` where all are
     """
     if table is None:

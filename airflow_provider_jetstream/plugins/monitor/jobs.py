@@ -1,4 +1,4 @@
-"""Jobs that are no dead letters, those of a queue and those of a DAG run.
+"""Jobs that are no dead letters: of a queue, and of a DAG run.
 
 Protocol: which jobs are in flight, no request of the server tells. A job above the highest sequence that its consumer
 delivered is pending; one between the consumer's ack floor and that was delivered and hasn't been acknowledged, or waits

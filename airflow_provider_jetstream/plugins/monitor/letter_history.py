@@ -184,7 +184,7 @@ async def _outcome(scan: Scan, result: DeadLetter | NotDead, last: LetterRecord)
     return f"job {job} {gone if is_gone else 'is pending or in flight'}"
 
 
-# Of a redrive of more letters, only what it recorded itself is known.
+# Outcomes of a redrive of more letters are known only as far as it recorded them itself.
 MOST_JOBS = 20_000
 _READING_SECONDS = 15.0
 _ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_unaccounted=None)
@@ -242,7 +242,7 @@ async def read_ends(connection: Connection, queue: WorkQueue, jobs: Iterable[int
     )
     async with shared_follower(connection, cursor) as follower:
         waiting = asyncio.create_task(wait(connection, cursor, report, policy=_ANY_END))
-        # It waits from its first step on, so that what is read then is read for it.
+        # One step of the loop: the wait is registered before the reading begins.
         await asyncio.sleep(0)
         reading = asyncio.create_task(follower.read_stored())
         try:

@@ -131,8 +131,8 @@ async def search_letters(
 
     :param after: only letters of higher sequences
     :param limit: how many to find at most
-    :param growing: whether the letters are still being read for the first time; the search ends with those that are
-        indexed, and goes on behind them
+    :param growing: whether the letters are still being read for the first time; the search ends after the indexed
+        letters, and goes on behind them
     """
     indexed = max(table.last, after)
     sequences = await table.page(query, after=after)
@@ -185,7 +185,7 @@ def _found(
 
 
 def _places(letter: DeadLetter, text: str, where: Collection[Place], *, hidden: bool) -> list[Place]:
-    """Return what of a letter holds a text; what the user may not see isn't searched either."""
+    """Return which parts of a letter hold a text; parts that the user may not see aren't searched."""
     found: list[Place] = []
     if "job_id" in where and text in readable_text(letter.job_id).casefold():
         found.append("job_id")
@@ -209,7 +209,7 @@ def _places(letter: DeadLetter, text: str, where: Collection[Place], *, hidden: 
 async def _recorded(
     scan: Scan, table: LetterTable, text: str, limit: int, *, hidden: bool
 ) -> AsyncGenerator[FoundLetter, None]:
-    """Find jobs by their ids that were letters and are none any more."""
+    """Find former letters by the ids of their jobs."""
     if scan.audit is None:
         return
     subject = letter_audit_subject(scan.audit.queue, 0).removesuffix("0") + "*"
@@ -229,7 +229,7 @@ _DIAGNOSIS_SECONDS = 25.0
 
 @dataclass(frozen=True, slots=True)
 class LetterAnswer:
-    """Something about one letter, for those who may see its DAG.
+    """An answer about one letter, for users who may see its DAG.
 
     :param dag_id: the DAG that published its job, if that is known
     :param content: a :class:`LetterDetail` as JSON, or its body

@@ -95,7 +95,7 @@ def _repeated_names(text: str) -> Counter[str] | None:
 def _indented(text: str, longest: int) -> str | None:
     """Indent a JSON text and change nothing else of it; ``None`` where it would grow beyond ``longest``.
 
-    Written from its tokens rather than from its values: those of ``{"a":1,"a":2,"f":1.10}`` are others.
+    Written from its tokens rather than from its values: parsing ``{"a":1,"a":2,"f":1.10}`` would change it.
     """
     parts: list[str] = []
     depth = length = 0

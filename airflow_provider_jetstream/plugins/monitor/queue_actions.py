@@ -95,11 +95,11 @@ def redrive_list(
     dag_id: str | None = None,
     run_id: str | None = None,
 ) -> RedriveList:
-    """Return those of a queue's redrives that a user may see.
+    """Return the redrives of a queue that a user may see.
 
     :param sees_all: whether the user may see what names some DAGs; it may block
-    :param dag_id: only those that tasks of this DAG ran
-    :param run_id: only those of this DAG run
+    :param dag_id: only redrives that tasks of this DAG ran
+    :param run_id: only redrives of this DAG run
     """
     wanted = [
         redrive
@@ -115,7 +115,8 @@ def redrive_list(
 def redrive_view(redrive: Redrive, hiding: Hiding) -> RedriveView:
     """Return a redrive for the page.
 
-    Its letters may be of DAGs that the user may not see unless the selection names one, and its texts about them.
+    Where the selection names no DAG, letters and texts may be of DAGs that the user may not see: such texts are left
+    out.
     """
     of_unknown = hiding.of_unknown and redrive.selection.get("dag_id") is None
     hidden = hiding.all or of_unknown
@@ -130,7 +131,7 @@ def redrive_view(redrive: Redrive, hiding: Hiding) -> RedriveView:
         why=None if of_unknown else redrive.why,
         selection={} if of_unknown else redrive.selection,
         hidden=of_unknown,
-        # The values of a patch may be those of bodies.
+        # A patch may hold values of bodies.
         plan={name: value for name, value in redrive.plan.items() if name != "patch" or not hidden},
         letters=redrive.letters,
         began_at=redrive.began_at,

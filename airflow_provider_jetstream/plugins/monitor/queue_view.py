@@ -36,7 +36,7 @@ class Reading:
     """When the numbers of a server's queues were read.
 
     :param age: in seconds
-    :param current: whether they are those of now, as far as the server has told
+    :param current: whether they are current, as far as the server has told
     """
 
     age: float | None
@@ -58,7 +58,7 @@ class LetterFigures:
     deaths_per_minute: Figure = UNKNOWN
 
     def as_of_before(self) -> LetterFigures:
-        """Return them for a server that hasn't been read since."""
+        """Return the figures as old ones, for a server that hasn't been read since."""
         found = (getattr(self, item.name) for item in fields(self))
         return LetterFigures(*(item if item.value is None else replace(item, certainty="old") for item in found))
 

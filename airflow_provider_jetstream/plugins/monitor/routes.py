@@ -53,7 +53,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def require_own_origin(request: Request) -> None:
-    """Refuse requests that another site's page has sent, and those that an HTML form can send.
+    """Refuse requests that another site's page has sent, and requests that an HTML form can send.
 
     :raises HTTPException: the request comes from another origin, or its body isn't JSON
     """
@@ -183,7 +183,7 @@ def parse_query(
     died_from: datetime | None = None,
     died_to: datetime | None = None,
 ) -> LetterQuery:
-    """Parse which letters are wanted, of those that the user may see."""
+    """Parse which letters are wanted, among the letters that the user may see."""
     for name, moment in (("died_from", died_from), ("died_to", died_to)):
         if moment is not None and moment.tzinfo is None:
             raise refusal(_UNPROCESSABLE, "request", f"{name}: expected a time with its offset, or Z, found none")

@@ -144,7 +144,7 @@ class QueueScan:
         )
 
     def certainty(self, overview: QueueOverview, viewed_since: float) -> Certainty:
-        """Return whether the scan's numbers are those of now, or ``old`` ones.
+        """Return whether the scan's numbers are current, or ``old`` ones.
 
         :param viewed_since: since when somebody looks: what was read before is old where something has changed since
         """

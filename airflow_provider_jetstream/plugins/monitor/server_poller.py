@@ -153,7 +153,7 @@ class ServerPoller:
         return round(clock.monotonic() - self._polled_time, 3) if self._polled_time else None
 
     def reading(self) -> Reading:
-        """Return when the last numbers were read, and whether they are those of now."""
+        """Return when the last numbers were read, and whether they are current."""
         age = self.age()
         recent = age is not None and age <= max(_CURRENT_INTERVALS * self._refresh, FIRST_POLL_SECONDS)
         return Reading(age, recent and self.state == "up")

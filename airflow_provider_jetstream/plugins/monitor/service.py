@@ -72,7 +72,7 @@ class MonitorService:
     async def snapshot(self, connections: tuple[str, ...], owners: Owners) -> bytes:
         """Return the :class:`Snapshot` of all queues of some connections.
 
-        :param owners: the DAGs that the user may see, of those of the newest dead letters, and their teams
+        :param owners: of the DAGs of the newest dead letters, the ones that the user may see, with their teams
         :raises NotFoundError: a connection isn't shown
         """
 

@@ -72,7 +72,7 @@ def report(
 def redrive(
     session: SparkSession, connection: Mapping[str, str], arguments: Mapping[str, Any], function: Repairing | None
 ) -> dict[str, Any]:
-    """Redrive dead letters; of a request with waves, those of the next wave.
+    """Redrive dead letters; with waves, the letters of the next wave.
 
     :param connection: connection options of the data source
     :param arguments: ``queue``, ``letters``, ``directory``, ``request`` and ``dry_run``

@@ -84,7 +84,7 @@ def _read(
 
 
 def _missed(successors: pa.Table, returned: list[pa.Array]) -> list[pa.RecordBatch]:
-    """Return the last message of each subject of which none was returned."""
+    """Return the last message of each subject that the consumer has left out."""
     subjects = successors.column(_SUBJECT).combine_chunks()
     newest = {subject: row for row, subject in enumerate(subjects.to_pylist())}
     rows = pa.array(sorted(newest.values()), pa.int64())
@@ -179,8 +179,8 @@ class JetStreamReader(DataSourceReader):
         """
         with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
             snapshots = _snapshots(socket, self._options) if self._snapshots is None else self._snapshots
-            # Not when data is loaded: nothing tells then whether a query is, which may wait for streams, and needs no
-            # bounds where it has a checkpoint.
+            # Not when data is loaded: a streaming query is loaded in the same way, may wait for its streams, and needs
+            # no bounds where it has a checkpoint.
             if not snapshots:
                 raise NotFoundError(f"expected {self._options}, found none: check the option streamPattern")
             self._options.require_bounds(snapshots)

@@ -317,7 +317,7 @@ def header_column(buffer: bytearray | bytes, starts: Integers, ends: Integers) -
 
 
 def _column_of_equal_lines(content: Octets, bounds: NDArray[np.int32]) -> pa.ListArray | None:
-    """Read headers of which each message has the same, with values of the same length; ``None`` where that isn't so.
+    """Read headers where every message has the same ones, with values of equal lengths; ``None`` where they differ.
 
     Publishers mostly give all messages the same headers, and traces, times and ids have one length.
     """
@@ -359,7 +359,7 @@ def _slices(content: Octets, width: int, begins: list[int], ends: list[int]) -> 
 
 
 def _repeated_lengths(kind: pa.DataType, count: int, lengths: list[int], content: bytes | Octets) -> pa.Array:
-    """Make an array of which each row's elements have the same lengths."""
+    """Make an array in which all rows have elements of the same lengths."""
     row = np.cumsum(lengths, dtype=np.int32)
     offsets = np.zeros(count * len(lengths) + 1, np.int32)
     offsets[1:] = (row + np.arange(count, dtype=np.int32)[:, None] * row[-1]).ravel()

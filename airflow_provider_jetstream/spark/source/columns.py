@@ -74,8 +74,7 @@ _TYPES: dict[str, tuple[DataType, pa.DataType]] = {
     "rowKind": (StringType(), pa.string()),
 }
 _OF_BUCKETS = ("key", "rowKind")
-# A column that the data source doesn't offer: how many bytes subject, headers and body have, for which a consumer sends
-# no bodies.
+# An internal column: the bytes of subject, headers and body. To fill it, a consumer sends messages without bodies.
 SIZE: Final = "size"
 _ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {SIZE: pa.int64()}
 

@@ -39,7 +39,7 @@ class StreamLag:
     :param read: the last sequence of the query's batch
     :param last: the stream's last sequence when the batch was planned, or when an idle query looked; none if Spark
         doesn't tell
-    :param lag: how many sequences lie between the two, with those of deleted messages and of other subjects
+    :param lag: how many sequences lie between the two, deleted messages and other subjects included
     :param lost: the first and the last sequence that were lost before the batch, and that the options let it skip
     :param recreated: whether the stream was deleted and created again since the batch before
     """
@@ -128,7 +128,7 @@ class LagListener(StreamingQueryListener):
 def _stream_lags(source: SourceProgress, *, idle: bool) -> list[StreamLag]:
     """Return how far a source is behind each of its streams.
 
-    :param idle: whether no batch was run: the offset is that of an earlier one, whose losses were published
+    :param idle: whether no batch was run: the offset is of an earlier batch, whose losses were published
     """
     starts, ends = reported_positions(source.startOffset), reported_positions(source.endOffset)
     latest = reported_positions(source.latestOffset)

@@ -1,4 +1,4 @@
-"""The options of the data source: one table, of which parsing, errors, hints and the reference are made.
+"""The options of the data source: one table, from which parsing, errors, hints and the reference are made.
 
 Spark passes every value as a text; the names may be in any case.
 """
@@ -253,7 +253,7 @@ class _Given(BaseModel):
     """the stream to read or to write; only this one may store the rows"""
 
     def require_one_of(self, *fields: str, needed: bool = False) -> None:
-        """Refuse two options of which there may be one, and none where one is needed."""
+        """Refuse two options that exclude each other, and none where one is needed."""
         given = [to_camel(field) for field in fields if field in self.model_fields_set]
         if len(given) > 1:
             raise ValueError(f"expected {given[0]} or {given[1]}, found both: keep one")
@@ -262,7 +262,7 @@ class _Given(BaseModel):
 
 
 class ReadOptions(_Given):
-    """How streams are read, or one of them after :meth:`of`."""
+    """How streams are read; :meth:`of` returns how one of them is."""
 
     streams: Annotated[tuple[str, ...], Kind("names, separated by commas", _streams)] = ()
     """read several streams, in place of ``stream``"""
@@ -330,7 +330,7 @@ class ReadOptions(_Given):
 
     @property
     def given_limits(self) -> tuple[str, ...]:
-        """The options that bound a query's batches, of those that were given."""
+        """The given options that bound a query's batches."""
         return tuple(to_camel(field) for field in PER_TRIGGER[:-1] if getattr(self, field))
 
     def unlimited(self) -> Self:

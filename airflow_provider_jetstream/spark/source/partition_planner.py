@@ -77,13 +77,13 @@ class Planned:
 
 
 def record_matches(stream: SourceStream, info: StreamInfo, starts: Sequence[int], subjects: Sequence[str]) -> Planned:
-    """Find out what is stored for the filters, as far as a loss has to be told from something else later.
+    """Record messages that the filters match now, by which a loss is told from a deletion later.
 
     :param starts: the sequences at which ranges begin
     """
     if info.retention != LIMITS or (matches_all(subjects, info) and not info.limits.compacts and not info.deleted):
         return Planned(deleted=info.deleted, oldest=info.oldest)
-    # A task that is under way has read the first ones: some farther on tell what is lost then.
+    # Farther places as well: a task that has read the first ones needs them to tell what is lost.
     size = info.last + 1 - starts[0] if starts else 0
     places = {*starts[:_PLACES], *(starts[0] + size * index // _PLACES for index in range(min(size, _PLACES)))}
     starts = sorted(places)[:: max(1, len(subjects) // _PLACES)]
@@ -109,7 +109,7 @@ def matches_all(subjects: Sequence[str], info: StreamInfo) -> bool:
 
 @dataclass(frozen=True)
 class Loss:
-    """Sequences that are gone and among which there were messages for the reader, or may have been.
+    """A range of sequences that are gone, and that held messages for the reader, or may have.
 
     :param first: the first sequence
     :param last: the last sequence
@@ -219,8 +219,8 @@ def _is_covered(loss: Loss, accepted: Sequence[tuple[int, int]]) -> bool:
     return position > loss.last
 
 
-# Where the options leave the number of tasks open, each has so many sequences at least; with more than the second one
-# in a task, a warning says what to do.
+# Where the options leave the number of tasks open, a task has at least the first number of sequences; above the second
+# one, a warning says what to do.
 _FEWEST_OF_TASK = 100_000
 _MANY_OF_TASK = 1_000_000
 # The method of a read that isn't one of sequences.
@@ -239,7 +239,7 @@ class Range:
     :param method: ``consumer``, ``direct`` or ``api``
     :param subjects: filters; empty for every subject
     :param created: when the stream was created, as the server's text
-    :param detect_loss: whether messages that are gone may be lost; those of a work queue were done
+    :param detect_loss: whether messages that are gone may be lost; gone messages of a work queue were done
     :param planned: what is known of the messages that were there; none where nothing is
     """
 

@@ -76,7 +76,7 @@ class FetchedBatch(NamedTuple):
 
     :param batch: the messages
     :param next_sequence: the sequence at which reading continues
-    :param missing: the first sequence before that of which there was no message
+    :param missing: the first sequence before ``next_sequence`` without a message
     """
 
     batch: pa.RecordBatch
@@ -85,7 +85,7 @@ class FetchedBatch(NamedTuple):
 
 
 def first_missing(expected: int, sequences: NDArray[np.int64]) -> int | None:
-    """Return the first gap in ascending sequences of which the first should be ``expected``."""
+    """Return the first gap in ascending sequences that should begin with ``expected``."""
     count = len(sequences)
     if sequences[0] == expected and sequences[-1] == expected + count - 1:
         return None
@@ -166,9 +166,9 @@ class ApiFetch:
 
 CONSUMER_BATCH = 10_000
 _CONSUMER_BYTES = 8 << 20
-# With two of them, the server is idle for a while whenever one has ended.
+# Open at once. With two pulls the server is idle for a while whenever one has ended.
 _PULLS = 3
-# After a connection without a message; by a few of them, a pull is below any server's limit.
+# The divisor of a pull's bytes after a connection without a message; a few such steps are below any server's limit.
 _SHRINK = 8
 _LEAST_BYTES = 1 << 14
 # Parsing more at a time costs less per message, up to about the size of a core's cache.
@@ -188,8 +188,8 @@ _ENDED = (b"Batch Completed", _TOO_BIG)
 class PullSize:
     """How much a task asks for at a time, over all of its connections.
 
-    A server drops a connection, and all that it had for it, when more waits to be sent than its ``max_pending``, which
-    may be less than what a fast read asks for.
+    A server closes a connection, and drops what it had to send, when more bytes wait there than its ``max_pending``. A
+    fast read may ask for more than that.
 
     :param divisor: of the usual bytes; above one, a pull ends before the next one is sent
     :param undelivered: whether a connection has asked for messages and got none

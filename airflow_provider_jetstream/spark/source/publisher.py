@@ -143,7 +143,7 @@ def _compared(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 class StoredRows:
-    """Looks rows up in their stream, over a connection of its own that is opened when the first one is.
+    """Looks rows up in their stream, over a connection of its own, opened for the first row.
 
     :param raw_options: the data source's options, from which the connection is made
     """
@@ -181,7 +181,7 @@ class StoredRows:
         return message is not None and self.is_stored(row, message)
 
     def messages(self, sequences: Collection[int]) -> dict[int, StoredMessage]:
-        """Read messages by their sequences; omits those that are gone, or that the user may not read.
+        """Read messages by their sequences; omits messages that are gone, or that the user may not read.
 
         :raises TransientError: there is no answer at the moment
         """
@@ -298,8 +298,8 @@ class Publisher:
         self._failed = 0
         self._may_pass = False
         self._reconnects = 0
-        # The rows that the server has dropped as duplicates, by number, with the sequences of what it has instead; and
-        # the frames of those whose message ids somebody else has taken, with how many were.
+        # By row number: the sequence of what the server has in place of a row that it dropped as a duplicate; and the
+        # frame of a row whose message ids others have taken, with the number of these ids.
         self._repeated: dict[int, int] = {}
         self._renamed: dict[int, tuple[bytes, int]] = {}
         self._lookup = StoredRows(raw_options, options.stream)
@@ -436,7 +436,7 @@ class Publisher:
             self._repeated[index] = sequence
 
     def _verify_repeated(self) -> None:
-        """Count the rows as stored that are, of those that the server has dropped for what it has under their ids.
+        """Compare rows that the server dropped as duplicates with what it has under their ids; count the stored ones.
 
         What is stored is a row if it has the row's subject, headers and body. Somebody else's message has taken the
         row's id, and the row is sent under another one. Where nothing is stored any more, an id that nobody else can

@@ -65,8 +65,8 @@ class StreamPosition(NamedTuple):
 
 
 _STREAMS = "streams"
-# Where the batch that the offset ends begins: the first position of a query, or of a stream that has appeared, is
-# nowhere else in Spark's checkpoint.
+# The start of the offset's batch. Of a query's first batch, and of a stream that has appeared, Spark's checkpoint has
+# it nowhere else.
 _START = "start"
 # The first and the last sequence that were lost before this batch.
 _LOST = "lost"
@@ -77,7 +77,7 @@ class QueryOffset:
     """An offset as it was written.
 
     :param positions: by the streams' names
-    :param starts: after which positions the batch reads them
+    :param starts: by the names, the positions after which the batch begins
     """
 
     positions: Mapping[str, StreamPosition]
@@ -113,7 +113,7 @@ def write_offset(
 ) -> dict[str, Any]:
     """Write an offset.
 
-    :param starts: after which positions the batch reads what it ends
+    :param starts: the positions after which the batch begins that ends here
     :param losses: what this batch skips
     """
     entries = {name: position.offset() for name, position in sorted(positions.items())}
@@ -320,7 +320,7 @@ class QueryStream:
 
 
 def empty_ranges(begin: StreamPosition, end: StreamPosition, options: ReadOptions) -> list[Range]:
-    """Return a range without messages for each task that a stream had which is gone: later tasks keep their numbers."""
+    """Return an empty range for each task of a stream that is gone, so that later tasks keep their numbers."""
     count = len(range_starts(begin.sequence + 1, end.sequence, options))
     return [Range(options.stream, 1, 0, "consumer", (), end.created, detect_loss=False)] * count
 
@@ -426,7 +426,7 @@ class QueryStreams:
         return streams
 
     def _report_gone(self, known: Positions, present: Iterable[str]) -> None:
-        """Report streams that were deleted; those that the options no longer select are left out."""
+        """Report deleted streams; streams that the options no longer select are left out."""
         for name in sorted({*known} - {*present}):
             sequence = known[name].sequence
             if self._options.selects(name):

@@ -211,7 +211,7 @@ class DerivedIds:
         return pc.binary_join_element_wise(self._identity, numbers, fixed.cast(pa.binary()), b":")
 
     def _numbered(self, digests: bytes, numbers: NDArray[np.int64]) -> bytes:
-        """Return digests of which those of equal rows differ: one that is stored mustn't tell the next one."""
+        """Return digests that differ between equal rows: from a stored one nobody can compute the next."""
         found = bytearray(digests)
         for row in np.flatnonzero(numbers).tolist():
             place = slice(row * _DIGEST, (row + 1) * _DIGEST)
@@ -302,7 +302,7 @@ class EncodedRows(NamedTuple):
     :param rests: what follows the reply subject on the wire: sizes, header, body
     :param sizes: the bytes of header and body
     :param problems: by row, why it can't be published
-    :param guessable: which of the ids others can compute, those of the column among them
+    :param guessable: which ids others can compute, such as ids of the column
     """
 
     subjects: pa.BinaryArray
@@ -343,8 +343,7 @@ class RowEncoder:
     :param subject: the default for rows without a subject
     :param identity: of the write and the partition
     :param secret: a key of the ids that are made
-    :param archived: filters of subjects whose messages don't name the stream: what it republishes to its archive would
-        be refused there
+    :param archived: filters of subjects whose messages don't name the stream: its archive would refuse the copies
     :param null_is_empty: whether a row without a value becomes a message without a body
     :param drop_nats_headers: whether headers that have a meaning to the server are left out
     """
@@ -546,7 +545,7 @@ def _true_rows(mask: pa.BooleanArray) -> list[int]:
 def _header_lines(batch: pa.RecordBatch, problems: dict[int, str], *, drop_nats: bool) -> pa.BinaryArray:
     """Write each row's own headers, every line with its end.
 
-    :param drop_nats: whether to leave out those that have a meaning to the server
+    :param drop_nats: whether to leave out headers that have a meaning to the server
     """
     if "headers" not in batch.schema.names:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)

@@ -139,7 +139,7 @@ class StreamInfo:
     :param oldest: when the first message was stored, in nanoseconds since 1970; no stored message is older
     :param newest: when the last message was stored
     :param limits: what the stream removes by itself
-    :param republishes: whether the server copies what it stores to other subjects, such as those of an archive
+    :param republishes: whether the server copies stored messages to other subjects, such as an archive's
     """
 
     created: str

@@ -50,7 +50,7 @@ class WrittenRows(WriterCommitMessage):
     """What a task stored.
 
     :param rows: how many were acknowledged
-    :param duplicates: those of them that the stream had already
+    :param duplicates: how many of them the stream had already
     :param problem: which rows no attempt can store, and why; empty where there are none
     """
 
@@ -267,13 +267,13 @@ _ADDED: Final = ("message_id", "reason")
 
 
 def write_rows(rows: DataFrame, options: Mapping[str, str], quarantine: str) -> DataFrame:
-    """Write rows as messages; those that can't be stored go into quarantine, each with the reason.
+    """Write rows as messages; a row that can't be stored goes into quarantine, with the reason.
 
     A row goes there if it can't become a message, or if the server refuses it. A row whose fate isn't known, because
     the server went away, isn't put there: its task is tried again, and fails in the end.
 
     :param rows: with the columns of a write
-    :param options: the same as those of the data source's writer
+    :param options: the options of the data source's writer
     :param quarantine: a directory that driver and executors share; each write adds a folder of its own to it
     :return: the rows of this write in quarantine: their own columns, ``message_id`` (with which they were to be stored)
         and ``reason``

@@ -43,7 +43,7 @@ async def conform(settings: ConnectionSettings, command: Sequence[str], folder: 
     of a proxy, and works on the consumer ``JOB_CONSUMER`` of the stream ``JOB_STREAM``; ``JOB_QUEUE`` is the path of
     the queue's file. What it makes of a job is given by the job's body.
 
-    :param settings: of one server without TLS, which the proxy could not read
+    :param settings: of one server without TLS, since the proxy can't read TLS
     :param command: the worker's program and arguments
     :param folder: for what the workers print
     :param limit: seconds for one trial
@@ -67,7 +67,8 @@ async def conform(settings: ConnectionSettings, command: Sequence[str], folder: 
 async def _server(settings: ConnectionSettings) -> tuple[str, int]:
     """Return host and port of the server.
 
-    :raises WorkerSetupError: a proxy couldn't read what is sent to it, or a worker would go round the proxy
+    :raises WorkerSetupError: the server asks for TLS, which the proxy can't read, or has other addresses, by which a
+        worker would bypass the proxy
     """
     address = urlsplit(settings.servers[0])
     host, port = address.hostname or "", address.port or DEFAULT_PORT

@@ -53,7 +53,7 @@ JOBS: Final = (
 )
 
 _PROGRESS: Final = TrialJob(WorkerStep.PROGRESS.value, "sleep 3")
-# What a job has to be for its worker to take a step.
+# For each step, a job whose worker takes it.
 _JOBS: Final = (
     _PROGRESS,
     TrialJob(WorkerStep.COMPLETION.value, "plain"),
@@ -107,7 +107,7 @@ def _plain_job(trial: Trial) -> str:
 
 
 def _any_end(trial: Trial, job: str) -> str:
-    """Return the problem that a line about ends can't be seen without one."""
+    """Return the problem of a line about ends where no end is stored; empty where one is."""
     return "" if trial.ends[job] else f"expected a stored end of the job {job!r} to look at, found none"
 
 

@@ -56,7 +56,7 @@ _SECONDS_TO_ACT: Final = 0.3
 _SECONDS_TO_END: Final = 2.0
 CONSUMER: Final = "worker"
 ACK_WAIT_SECONDS: Final = 2
-# What the events stream takes; the completion of a job with a longer id is refused.
+# The largest message of the events stream: the completion of a job with a longer id is refused.
 LARGEST_END: Final = 2_500
 _DELIVERIES: Final = 20
 _LOOK_EVERY: Final = 0.2
@@ -107,7 +107,7 @@ def step_of(frame: SentFrame, queue: str, consumer: str) -> SentStep | None:
 
 @dataclass(slots=True)
 class ForeignWorker:
-    """A worker that this package knows nothing of.
+    """A worker in any language, run by its command.
 
     :param command: program and arguments
     :param environment: what the program gets besides the environment of this process
@@ -302,7 +302,7 @@ async def step_proxy(proxy: StepProxy) -> AsyncIterator[StepProxy]:
 
 
 class WhenCancelled(Enum):
-    """When a job is cancelled: by its id, but for the last."""
+    """When a job is cancelled: by its id, except ``BY_SEQUENCE``."""
 
     NEVER = "never"
     BEFORE = "before it is published"
@@ -417,7 +417,7 @@ async def run_trial(
     break_offs: Sequence[BreakOff] = (),
     kills: bool = False,
 ) -> Trial:
-    """Let the worker work on jobs, and return what it has made of them.
+    """Let the worker work on jobs, and return the result.
 
     :param name: of the queue, and what the names of its other streams begin with
     :param kills: whether the worker is killed where its connection breaks
