@@ -75,7 +75,7 @@ simulate-hour: $(UV) # worlds of an hour on each of two cores, from seeds that c
 		$(RUN) python -m testbed.simulated $$((first + shard)):$$((first + 1000000)):2 3600 & pids="$$pids $$!"; done; \
 		for pid in $$pids; do wait $$pid || failed=1; done; exit $${failed:-0}
 bench: $(UV) ## the workloads of docs/benchmarks.md; bench-NAME runs benchmarks/NAME.py with ARGS …
-	for workload in publishing worker short_waits dead_letter_scan dead_letter_waits wait redrive growth imports; do \
+	for workload in publishing worker short_waits dead_letters wait redrive growth imports; do \
 		$(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done
 bench-%: $(UV) # in an environment of its own, because peers install packages that other programs would import
 	$(RUN) --isolated --group bench python -m benchmarks.$(subst -,_,$*) $(ARGS)
