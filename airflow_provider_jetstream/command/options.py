@@ -76,7 +76,7 @@ _TEXTS: Final = {
 }
 _MOST_SEQUENCES = 1_000_000
 _STANDARD_INPUT = "-"
-# What is longer is refused anyway.
+# Longer text is refused anyway.
 _MOST_BYTES = 1 << 20
 
 

@@ -138,7 +138,7 @@ ALLOWED_FILES: Final = "spark.jetstream.allowedFiles"
 ALLOWED_SERVERS: Final = "spark.jetstream.allowedServers"
 POLICY_PROPERTIES: Final = (ALLOWED_PROVIDERS, ALLOWED_FILES, ALLOWED_SERVERS)
 
-# What SQL's SET shows of a property that isn't set; of one that is withheld it shows something else.
+# The text that SQL's SET shows for a property that isn't set; for a withheld one it shows another.
 _UNSET = "<undefined>"
 # Certificates of authorities aren't sent to anybody.
 _UNSENT_FILES = frozenset({"tlscafile"})
@@ -238,7 +238,7 @@ def _properties_of_server(session: Any) -> list[str | None]:
             )
         return values
     finally:
-        # What isn't released here, the server releases in time.
+        # The server releases in time whatever isn't released here.
         with suppress(Exception):
             channel.release_session()
         # In PySpark 4.1, close() also ends what other sessions of this process are about to send.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.logs import DeliveryOutcome
 
-# A run ends with an error after so many seconds in which no handler ran and the server told nothing.
+# Seconds without a running handler and without an answer of the server, after which a run ends with an error.
 _LONGEST_SILENCE = 60.0
 _NAMED = 500
 

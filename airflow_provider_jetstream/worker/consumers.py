@@ -44,7 +44,7 @@ log = logging.getLogger("jetstream.worker")
 
 Fallback: TypeAlias = "str | tuple[QueueSource, str]"
 
-# Of so many jobs started in a row, at least one is of each consumer that had jobs all the while.
+# In this number of jobs started in a row, each consumer that always had jobs has at least one.
 FAIRNESS_WINDOW = 10
 
 

@@ -60,7 +60,7 @@ _MAX_FIRST_FAILURES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTarget:
-    """What a dead letter queue stores about one consumer's jobs.
+    """What a dead letter queue can store about the jobs of one consumer.
 
     ``problem`` says why it stores no copies and what to do, ``captures_terminations`` whether it stores the server's
     advisories about terminated jobs; ``max_message_size`` is in bytes, ``None`` for no limit.

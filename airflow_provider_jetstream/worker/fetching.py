@@ -76,7 +76,7 @@ class PullSource(Protocol):
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """What goes into each pull request."""
+        """The fields of each pull request."""
 
     @property
     def is_fallback(self) -> bool:
@@ -132,7 +132,7 @@ class ConsumerFetcher:
         return received
 
     async def fetch(self, count: int, seconds: float, max_bytes: int = 0) -> bool:
-        """Fetch messages until there are so many, or the time is up; ends as well when the connection was lost.
+        """Fetch a number of messages, or as many as come in time; ends as well when the connection was lost.
 
         :param max_bytes: what the messages may have together; 0 for no limit
         :return: whether the next message is larger than that alone

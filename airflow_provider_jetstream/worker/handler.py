@@ -119,7 +119,7 @@ class HandlerResult:
 
 
 def outcomes_of(returned: object, count: int) -> Sequence[Any]:
-    """Return the outcome of each of so many jobs of a batch handler: its result, or the error with which it failed.
+    """Return the outcome of each job of a batch: its result, or the error with which it failed.
 
     :raises ValueError: the handler returned something else
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-# At least so many seconds between two sweeps, each of which looks at every job.
+# The least number of seconds between two sweeps: each checks every job.
 _SHORTEST_PAUSE: Final = 0.02
 _SIGNALS_PER_ACK_WAIT: Final = 3
 # Seconds between two messages about the progress of one job.
@@ -186,7 +186,7 @@ class JobRun:
         return progress.latest if progress else None
 
     def on_due(self, now: float) -> None:
-        """Do what is due, and set the next time."""
+        """Act on all due times, and set the next one."""
         self._owner.on_due(self, now)
         self.due = min(self.signal_at, self.deadline_at, self.answer_at, self.progress_at)
 

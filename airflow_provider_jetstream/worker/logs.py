@@ -22,7 +22,7 @@ log = logging.getLogger("jetstream.worker")
 LOG_FORMATS = ("text", "json")
 # Some of them move a terminal's cursor. A record's own line ends and indents stay.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-# What some programs take for the end of a line, besides what JSON escapes.
+# Characters that some programs take for the end of a line, and that JSON leaves as they are.
 _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 

@@ -202,7 +202,7 @@ def _left(seconds: float | None, began: float) -> float | None:
 
 
 def result_of(future: asyncio.Future[Any]) -> HandlerResult:
-    """Return what a handler that is done has returned or raised."""
+    """Return the outcome of a finished handler: its value, or its error."""
     try:
         value = future.result()
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the job's outcome
@@ -390,7 +390,7 @@ class _HandlerProcess:
         """
         with suppress(OSError):
             self._pipe.send(job)
-        # What the handler reports of its progress comes before its result.
+        # Reports of progress come before the result.
         while isinstance(answer := self._receive(), _Progress):
             if not isinstance(job, list):
                 job.progress(*answer)

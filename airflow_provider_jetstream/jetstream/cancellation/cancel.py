@@ -70,7 +70,7 @@ class Cancellation:
 
     @property
     def key(self) -> str | int:
-        """What tells it from other cancellations: of two of one key, the later one counts."""
+        """The identity of a cancellation: of two with one key, the later one counts."""
         return self.job_id if self.sequence is None else self.sequence
 
     def covers(self, stored_at: datetime) -> bool:

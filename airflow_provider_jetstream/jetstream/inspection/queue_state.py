@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.health import ConsumerHealth, QueueHealth
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
-# For so long after the end of a job, a consumer without open pull requests is between two of them.
+# For this time after the end of a job, a consumer without open pull requests is between two of them.
 _BETWEEN_PULLS = timedelta(seconds=5)
-# For so long after the end of a job, a consumer with jobs in flight works.
+# For this time after the end of a job, a consumer with jobs in flight works.
 _WORKING = timedelta(seconds=30)
 # After the ack wait and this time without the end of a job, jobs in flight count as stuck.
 _STUCK_AFTER = timedelta(seconds=60)

@@ -41,7 +41,7 @@ _BYTES = 8 * 2**20
 _LONGEST_TIME = 2**63 - 1
 _FEW_JOBS = 20
 _WORTH_SHORTENING = 60 * NANOSECONDS
-# An ack wait is long if it is so many times the longest handler time.
+# An ack wait is long from this multiple of the longest handler time on.
 _LONG_FACTOR = 10
 # A handler time is close to the ack wait from this share on.
 _CLOSE = 0.8

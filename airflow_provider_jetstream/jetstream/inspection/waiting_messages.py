@@ -54,7 +54,7 @@ class WaitingMessages:
     deliveries: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return what an event says."""
+        """Return the fields of an event."""
         return {name: value for name, value in asdict(self).items() if name != "deliveries"}
 
 

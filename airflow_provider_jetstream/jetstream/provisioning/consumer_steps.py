@@ -355,7 +355,7 @@ def _in_accepted_order(steps: Sequence[Step], existing: Mapping[str, Mapping[str
         if conflict := _conflict(step, current):
             step = replace(step, blocked=(*step.blocked, conflict))
         if step.action == "remove" or step.blocked:
-            # What is in the way of a blocked step isn't reported for others once more.
+            # An obstacle to a blocked step isn't reported again for other steps.
             current.pop(step.consumer, None)
         elif step.action != "keep":
             current[step.consumer] = filter_subjects(step.config)

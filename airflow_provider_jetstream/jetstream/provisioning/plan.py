@@ -94,7 +94,7 @@ class Step:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What will cause trouble later though the server accepts it."""
+        """Sentences about settings that the server accepts and that will cause trouble later."""
         if self.action == "remove":
             return ()
         found = field_findings(self.role, {"config": self.config}, "plan", name=self.name.rpartition("/")[2])

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 ANY_QUEUE = "*"
-# What the names of buckets' streams and their subjects begin with: of keys and values, and of objects.
+# The prefixes of the names and the subjects of buckets' streams: of keys and values, and of objects.
 _BUCKETS: Final = (("KV_", "$KV."), ("OBJ_", "$O."))
 _ANY = frozenset({"*", ">"})
 _QUEUE_TOKEN = MAX_DELIVERIES.count(".") + 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _COPY_HEADERS = 1024
 _SHORT_ARCHIVE = 86_400 * NANOSECONDS
 _UNLIMITED = -1
-# What the server sets where nothing is declared.
+# The server's defaults.
 _DEFAULT_MAX_ACK_PENDING = 1_000
 
 

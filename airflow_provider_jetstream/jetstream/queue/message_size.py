@@ -52,7 +52,7 @@ _COPY_HEADERS = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_
 
 
 class Measured(NamedTuple):
-    """What of a job counts besides its headers.
+    """The size of a job besides its headers.
 
     :param body_size: the size of its body in bytes
     :param copied_id: the ``Job-Id`` that only its redriven copy needs, if it needs one

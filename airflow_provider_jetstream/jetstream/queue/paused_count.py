@@ -31,7 +31,7 @@ _POLL_PAUSE = 0.05
 
 @dataclass(slots=True)
 class PausedCount:
-    """What a count under a pause has proved.
+    """The result of a count under a pause.
 
     :param settlements: by consumer, what the count proved
     :param created: by consumer when that was created

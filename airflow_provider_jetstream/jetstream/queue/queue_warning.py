@@ -32,5 +32,5 @@ class QueueWarning(Finding):
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> list[Self]:
-        """Return what was found of fields as warnings."""
+        """Return findings about fields as warnings."""
         return [cls(finding.name, str(finding)) for finding in findings]

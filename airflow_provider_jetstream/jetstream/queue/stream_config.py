@@ -22,7 +22,7 @@ _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)[^{}]*\}\}")
 # These may give any number of tokens.
 _MANY_TOKENS: Final = frozenset({"split", "slicefromleft", "slicefromright"})
 _POSITION: Final = re.compile(r"\$\d+")
-# What the server's file store adds to a message with headers; its memory store adds less.
+# The bytes that the server's file store adds to a message with headers; its memory store adds fewer.
 _STORED_OVERHEAD = 34
 
 
@@ -104,7 +104,7 @@ def stored_size(subject: str, headers: Mapping[str, str], body: bytes) -> int:
 
 @dataclass(slots=True)
 class StreamRoom:
-    """What a stream can store without dropping anything, whatever its subject.
+    """The room of a stream: how much it can store without dropping anything, whatever the subject.
 
     :param config: its configuration on the server
     :param messages: how many messages it stores

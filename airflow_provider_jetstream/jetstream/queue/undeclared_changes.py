@@ -333,7 +333,7 @@ def declaration_note(queue: WorkQueue) -> dict[str, str]:
 
 
 class _Differences:
-    """What differs from a declaration.
+    """The differences from a declaration.
 
     :ivar compared: by name of the streams and consumers that were compared, what each is, and the server's answer
     :ivar of: by that name and by field, what differs

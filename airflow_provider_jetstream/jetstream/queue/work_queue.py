@@ -220,7 +220,7 @@ class WorkQueue(Stream):
         return tuple(stream for stream in streams if stream is not None)
 
     def companion_kind(self, companion: Stream) -> Kind:
-        """Return what one of :meth:`companions` is to the queue."""
+        """Return the role of one of :meth:`companions`."""
         kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit", "schedules", "attempts")
         return next(kind for kind in kinds if getattr(self, kind) is companion)
 
@@ -307,7 +307,7 @@ class WorkQueue(Stream):
     def serialize(self) -> dict[str, Any]:
         """Return what Airflow shows of a queue that is an argument of a task: what its author wrote, as JSON."""
         values = self.as_values()
-        # What consumers get by default is none of it.
+        # Defaults of consumers are left out.
         plain = [
             {field: value for field, value in consumer.items() if (field, value) != ("sample_freq", "100%")}
             for consumer in values.get("consumers", ())

@@ -107,7 +107,7 @@ def _publisher(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _scheduler(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what stores schedules; a publisher can't, since a stream with schedules lets its publishers purge it."""
+    """Yield the permissions to store schedules, which publishers lack: a stream with schedules lets them purge it."""
     if queue.schedules:
         yield _sends(schedule_filter(queue.name), "jobs that the server makes later")
         yield _api("STREAM.INFO", queue.name, "the limits of jobs")
@@ -141,7 +141,7 @@ def _mover(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _search(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what finds the jobs of a try that was cut off, and the message that has the id of a job."""
+    """Yield the permissions to find the jobs of a try that was cut off, and the message that has the id of a job."""
     purpose = "jobs of a try that was cut off, and what the server calls duplicates"
     if queue.events:
         yield _api("STREAM.INFO", queue.events.name, purpose)
@@ -201,7 +201,7 @@ def _worker(queue: WorkQueue, consumer: str) -> Iterator[Permission]:
 
 
 def _scan(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what reads dead letters."""
+    """Yield the permissions to read dead letters."""
     if queue.dead_letters is None:
         raise ArgumentError(f"expected dead letters of {queue.name}, which the role reads, found none: declare them")
     yield _api("STREAM.LIST", None, "the queue's streams")
@@ -217,7 +217,7 @@ def _scan(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _probe(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what makes the server publish the advisories that are due: it does so when somebody pulls."""
+    """Yield the permissions to probe consumers: the server publishes due advisories when somebody pulls."""
     for consumer in queue.consumers:
         yield _api("CONSUMER.MSG.NEXT", f"{queue.name}.{consumer.name}", "advisories that are due")
 
@@ -295,7 +295,7 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _removes_without_consumer(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what removes dead jobs whose consumer is gone."""
+    """Yield the permissions to remove dead jobs whose consumer is gone."""
     purpose = "dead jobs whose consumer is gone"
     if not queue.deny_delete:
         yield _api("STREAM.MSG.DELETE", queue.name, purpose)
@@ -307,7 +307,7 @@ def _removes_without_consumer(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _claims(queue: str, letters: DeadLetterQueue) -> Iterator[Permission]:
-    """Yield what takes entries off a dead letter queue that others handle, too."""
+    """Yield the permissions to take entries off a dead letter queue that has handlers."""
     if letters.retention != "limits":
         yield _api("CONSUMER.MSG.NEXT", f"{letters.name}.*", "entries that handlers would get")
         yield _sends(f"$JS.ACK.{letters.name}.>", "the ends of entries")

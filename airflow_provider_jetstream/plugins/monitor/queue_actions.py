@@ -430,12 +430,12 @@ _REDRIVES_SECONDS = 0.5
 # The ends of jobs are read again after some seconds, as long as some of a redrive's haven't ended.
 _OUTCOMES_SECONDS = 2.0
 _MOST_FINAL = 1_000
-# In a list, of redrives of at most so many letters, and of so many redrives.
+# In a list: the most letters of a redrive whose outcomes are read, and the most such redrives.
 _FEW_JOBS, _REDRIVES_READ = 1_000, 20
 
 
 class QueueActions:
-    """What people do with queues, for those who may."""
+    """Actions on queues, for people who may act."""
 
     def __init__(self, pollers: Pollers, answers: Answers, letters: LetterService) -> None:
         self._pollers = pollers

@@ -42,7 +42,7 @@ _PAUSE_AFTER_FAILURE = 15.0
 # A complete scan finds jobs that ended without an entry; each letter that is shown is proved again anyway.
 _COMPLETE_SCAN_SECONDS = 900.0
 
-# A scan that ended so long ago is an old one where something has changed since.
+# Seconds after which a scan counts as an old one if something has changed since.
 _OLD_SECONDS = 30.0
 _RECENT_MINUTES = 5
 _BINS, _BIN_MINUTES = 12, 5
@@ -280,12 +280,12 @@ class Scanner:
         return scan
 
     async def settled(self, seconds: float) -> None:
-        """Wait at most so long until the scans that are due have ended."""
+        """Wait, up to a time limit, until the scans that are due have ended."""
         if self._background is not None and not self._background.done():
             await asyncio.wait({self._background}, timeout=seconds)
 
     async def wait_for_result(self, scan: QueueScan, seconds: float) -> None:
-        """Wait at most so long for a scan that has no result yet."""
+        """Wait, up to a time limit, for a scan that has no result yet."""
         if scan.task is not None and scan.scan is None:
             await asyncio.wait({scan.task}, timeout=seconds)
 

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.plugins.monitor.scanner import Owners, QueueScan
 
 
-# After so long without a request, polling ends.
+# Seconds without a request after which polling ends.
 IDLE_SECONDS = 30.0
-# For so long the connection is open without a request, so that the letters that were proved can be shown at once.
+# Seconds for which the connection stays open without a request, so that proved letters can be shown at once.
 KEPT_SECONDS = 900.0
 FIRST_POLL_SECONDS = 2.0
 _POLL_SECONDS = 10.0
@@ -118,7 +118,7 @@ class ServerPoller:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         if was_idle:
-            # What was so when somebody last looked needn't be so now.
+            # The last numbers may be wrong by now.
             self._polled.clear()
             if self.state != "up":
                 self.state, self.problem, self.error = "starting", None, None
@@ -521,7 +521,7 @@ class Pollers:
         return scan
 
     def require_scan(self, connection: str, scan: QueueScan) -> Scan:
-        """Return what proves single letters again.
+        """Return the scan by which single letters are proved again.
 
         :raises LettersUnreadError: the letters are still being read
         :raises JetStreamProviderError: they can't be read

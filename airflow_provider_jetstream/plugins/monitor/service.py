@@ -151,7 +151,7 @@ class MonitorService:
         poller = self._pollers.of(connection)
         overview = poller.overviews[queue]
         if overview.dead_letter_queue is None:
-            # What captures no deaths knows of none.
+            # A queue without a dead letter queue knows of no deaths.
             return [], poller.now(queue)
         scan = poller.scanner.request_scan(overview)
 

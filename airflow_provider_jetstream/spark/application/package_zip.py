@@ -10,7 +10,7 @@ import airflow_provider_jetstream
 
 ZIP_NAME = "airflow_provider_jetstream.zip"
 
-# What executors need; the Airflow modules can't be imported there.
+# The modules that executors need; the Airflow modules can't be imported there.
 _INCLUDED = ("__init__.py", "lazy_exports.py", "jetstream", "spark")
 
 

@@ -54,7 +54,7 @@ class PerStream(NamedTuple, Generic[_Value]):
 
 
 class SessionDefaults(NamedTuple):
-    """What options take from the session in which the format was registered.
+    """Defaults of options from the session in which the format was registered.
 
     :param parallelism: how many tasks run at a time
     :param zone: of times without one
@@ -483,7 +483,7 @@ def _table() -> Iterable[tuple[str, Option]]:
 
 # Spark passes its own options to the sink.
 OF_SPARK: Final = ("checkpointLocation", "queryName")
-# What bounds the batches of a query.
+# The options that bound the batches of a query.
 PER_TRIGGER: Final = (
     "max_offsets_per_trigger",
     "max_bytes_per_trigger",
@@ -496,7 +496,7 @@ OPTIONS: Final[dict[str, Option]] = dict(_table())
 _OF_TABLES: Final = ("provider", "owner", "location", "is_managed_location", "external", "comment", "collation")
 _BY_CHECKPOINT: Final = "drop it: there is no consumer group, Spark's checkpoint holds the offset"
 _BY_TIMEOUT: Final = "drop it: a broken connection is reopened within timeout"
-# What Spark's Kafka source and sink call it, by whose names people look first.
+# The names of Spark's Kafka source and sink, by which people look first.
 _OF_KAFKA: Final = {
     "subscribe": "name the stream with the option stream, or several with streams",
     "subscribepattern": "give streamPattern, such as orders-*, which is no regular expression",

@@ -47,7 +47,7 @@ class FirstMatches:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is known about a range from when it was planned.
+    """Facts about a range from the time at which it was planned.
 
     :param matches: in order; empty where the stream's sequences alone tell what was there
     :param deleted: how many of the stream's sequences were missing

@@ -66,12 +66,12 @@ WRONG_LAST_SEQUENCE: Final = 10071
 
 _EXPECTED = re.compile(rb"\r\nNats-Expected-Last-(?:Subject-)?Sequence:[ \t]*(\d{1,19})[ \t]*(?=\r\n)", re.IGNORECASE)
 _ID_LINE = b"\r\n" + MSG_ID.encode() + b": "
-# Answers of so many bytes at most arrive together; more than so many requests at a time aren't faster.
+# The bytes of answers that may arrive together, and the number of requests beyond which reads get no faster.
 _BYTES_TOGETHER = 64 << 20
 _TOGETHER = 64
 # The archive stores a copy a moment after the stream has stored the message.
 _ARCHIVE_DELAYS = (0.0, 0.2)
-# After so many taken ids, one is made at random, which a retry can't make again.
+# The number of taken ids after which one is made at random, which a retry can't make again.
 _MOST_IDS = 8
 _DIGEST = 18
 _SCHEDULE, _ROLLUP, _TRACE, _STREAM = "Nats-Schedule", ("Nats-Rollup", "sub"), "ats-trace-dest", "ats-expected-stream"
@@ -375,7 +375,7 @@ class Publisher:
         self.socket.send(b"".join(map(self._frame, indexes)))
 
     def _wait_until(self, rows: int, size: int) -> None:
-        """Read acknowledgements until at most so many rows and bytes are in flight."""
+        """Read acknowledgements until no more than these numbers of rows and bytes are in flight."""
         while len(self._in_flight) > rows or self._bytes_in_flight > size:
             is_due = len(self._repeated) >= min(self._chunk_rows, len(self._in_flight))
             self._with_reconnect(self._verify_repeated if is_due else self._read_answers)
@@ -431,7 +431,7 @@ class Publisher:
         return self.stored - before
 
     def _note_repeated(self, index: int, sequence: int, tries: int) -> None:
-        # What comes late may be about an id of which it is known that it was taken.
+        # A late answer may be about an id that is known to be taken.
         if index in self._in_flight and tries == self._tries(index):
             self._repeated[index] = sequence
 
@@ -503,7 +503,7 @@ class Publisher:
         subject_start, subject_end, _, _, header, body, end = frame.offsets
         reply = _REPLY.fullmatch(bytes(self.socket.buffer[subject_start:subject_end]).rpartition(b".")[2])
         index, tries = (int(reply[1]), int(reply[2] or 0)) if reply else (-1, 0)
-        # What comes late may be about an id of which it is known that it was taken.
+        # A late answer may be about an id that is known to be taken.
         if index not in self._in_flight or tries != self._tries(index):
             return
         if self.socket.buffer[header:body].startswith(NO_RESPONDERS):

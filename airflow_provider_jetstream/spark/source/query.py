@@ -239,7 +239,7 @@ class QueryStream:
         return fetch_method(self.options, self.info, self.stream.socket.version)
 
     def new_messages(self, start: StreamPosition, target: StreamPosition | None) -> NewMessages:
-        """Return what is to be read after a position; the end is the position itself where that is nothing.
+        """Return the messages to read after a position; where there are none, the end is the position itself.
 
         :param target: where the query ends, if it does
         """
@@ -346,7 +346,7 @@ class QueryStreams:
         return {name: stream.end() for name, stream in self._present().items()}
 
     def new_messages(self, start: Offset, target: Positions | None) -> list[NewMessages]:
-        """Return what is to be read after an offset, of each stream.
+        """Return the messages to read of each stream after an offset.
 
         A stream that isn't in the offset is read from its first message.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
-# What a message takes in the store beside its headers and its body: its subject, above all.
+# The bytes of a stored message besides headers and body, mainly of its subject.
 _STORED_WITH = 1024
 
 

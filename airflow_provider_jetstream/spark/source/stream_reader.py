@@ -165,7 +165,7 @@ class TriggerPace:
         found = list(streams)
         weights = [new.estimated_bytes for new in streams]
         bytes_left, weight_left = limit, sum(weights)
-        # What a stream leaves of its share goes to those with more.
+        # Streams with more messages get the rest of a share that another stream doesn't use.
         for index in sorted((index for index, weight in enumerate(weights) if weight), key=weights.__getitem__):
             new, stream = found[index], found[index].stream
             share = max(1, bytes_left * weights[index] // weight_left)

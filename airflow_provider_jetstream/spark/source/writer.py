@@ -47,7 +47,7 @@ _BYTES = 4 << 20
 
 @dataclass
 class WrittenRows(WriterCommitMessage):
-    """What a task stored.
+    """The rows that a task stored.
 
     :param rows: how many were acknowledged
     :param duplicates: how many of them the stream had already
@@ -60,7 +60,7 @@ class WrittenRows(WriterCommitMessage):
 
 
 class WriteIdentity(NamedTuple):
-    """What the ids that a write makes have in common, and the same write has again.
+    """The common part of the ids that a write makes; the same write has it again.
 
     :param name: with which they begin
     :param secret: a key of their digests, without which nobody can compute one; empty where the user names the write
@@ -135,7 +135,7 @@ class PartitionWriter:
         return WrittenRows(publisher.stored, publisher.duplicates, problem)
 
     def encoder(self, identity: WriteIdentity, partition: int, info: StreamInfo) -> RowEncoder:
-        """Return what makes messages of a partition's rows."""
+        """Return the encoder of a partition's rows."""
         return RowEncoder(
             self.options.stream,
             self.options.subject,
@@ -166,7 +166,7 @@ def partition_number() -> int:
 
 
 def write_identity(prefix: str | None) -> WriteIdentity:
-    """Return what identifies a new write.
+    """Return the identity of a new write.
 
     :param prefix: its name, if the user gives it one
     """
@@ -174,7 +174,7 @@ def write_identity(prefix: str | None) -> WriteIdentity:
 
 
 def batch_identity(prefix: str | None) -> WriteIdentity:
-    """Return what identifies the task's query and batch; both outlive a restart of the query.
+    """Return the identity of the task's query and batch; both outlive a restart of the query.
 
     :param prefix: replaces the query's id
     :raises SparkOptionError: Spark doesn't say which batch it is

@@ -274,7 +274,7 @@ class BreakOffTrial:
 
     @property
     def name(self) -> str:
-        """What the names of its lines begin with."""
+        """The prefix of the names of its lines."""
         return f"{'killed' if self.kills else 'cut'}-{'after' if self.after else 'before'}"
 
     @property

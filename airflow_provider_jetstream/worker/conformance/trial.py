@@ -362,7 +362,7 @@ class TrialSettings:
 
 @dataclass(slots=True)
 class Trial:
-    """What a worker has made of the jobs of a trial.
+    """The results of a trial.
 
     :param queue: the name of its work queue
     :ivar jobs: by name, what was stored
@@ -381,7 +381,7 @@ class Trial:
     left: set[str] = field(default_factory=set)
 
     def steps(self, job: str) -> list[WorkerStep]:
-        """Return what the worker has sent about a job, in its order."""
+        """Return the steps that the worker has sent about a job, in order."""
         sequence = self.jobs[job].sequence
         return [sent.step for sent in self.proxy.seen if sent.sequence == sequence]
 
