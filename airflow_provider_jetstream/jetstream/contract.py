@@ -35,6 +35,8 @@ JOB_DEADLINE = "Job-Deadline"
 JOB_EXPIRES = "Job-Expires"
 # The release of the program that published a job, as its author names it; a diagnosis counts letters by it.
 JOB_RELEASE = "Job-Release"
+# The key of which at most one job waits, runs or is a dead letter at a time.
+JOB_UNIQUE = "Job-Unique"
 EXECUTE_AT = "X-Execute-At"
 # The key of the publishing task, by which its stored record names DAG, run, task and map index.
 AIRFLOW_TASK = "Airflow-Task"
@@ -106,6 +108,11 @@ def archive_filter(queue: object) -> str:
     It is also the destination of ``republish``, where the server replaces ``>`` by the job's subject.
     """
     return f"archive.{queue}.>"
+
+
+def archived_subject(queue: object, subject: str) -> str:
+    """Return the subject on which the server stores a copy of a job."""
+    return f"archive.{queue}.{subject}"
 
 
 def companion_filter(queue: object) -> str:

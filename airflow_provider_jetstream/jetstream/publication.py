@@ -13,8 +13,13 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.archive import job_sequence
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, SCHEDULED_MSG_ID
+from airflow_provider_jetstream.jetstream.client.streams import Streams
+from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, SCHEDULED_MSG_ID, archived_subject
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JetStreamProviderError,
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource, OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -135,6 +141,7 @@ class Publication(KnownJobs):
         self._stored = StoredJobs()
         self._advised = AdvisedJobs(queue.advisory_subjects if queue else ())
         self._saving: asyncio.Task[None] | None = None
+        self._scan: Scan | None = None
         self._taken: list[RepeatedJob] = []
         self._unverified: list[RepeatedJob] = []
         if self._key and (queue is None or queue.events is None):
@@ -295,6 +302,27 @@ class Publication(KnownJobs):
         if self._waits:
             self.job_ids.note(Batch.of(job))
         return sequence
+
+    async def letters_with_keys(self, jobs: Mapping[int, OutgoingJob]) -> Mapping[int, int]:
+        """Return by index the jobs whose unique keys belong to dead letters that have left the queue.
+
+        The archive says which job had a key last. While that is stored, the server refuses the next one.
+
+        :raises PermissionDeniedError: the publisher may not read the queue's dead letters
+        """
+        queue = self._queue
+        if queue is None or queue.dead_letters is None or queue.archive is None:
+            return {}
+        subjects = {index: archived_subject(queue.name, job.subject) for index, job in jobs.items()}
+        copies = await Streams(self._connection).last_many(queue.archive.name, list(subjects.values()))
+        last = {index: copies[subject] for index, subject in subjects.items()}
+        sequences = {index: job_sequence(copy) for index, copy in last.items() if copy and job_sequence(copy)}
+        if not sequences:
+            return {}
+        self._scan = await Scan.begin(self._connection, queue, since=self._scan)
+        found = await self._scan.classify(sorted(set(sequences.values())))
+        letters = {job.sequence for job in found if _keeps_its_key(job)}
+        return {index: sequence for index, sequence in sequences.items() if sequence in letters}
 
     # Before the first job is sent.
 
@@ -603,6 +631,10 @@ def identity_of(origin: Origin | None, idempotency_key: str | None) -> Origin | 
             " Origin(…, idempotency_key=…)"
         )
     return origin or idempotency_key
+
+
+def _keeps_its_key(job: DeadLetter | NotDead) -> bool:
+    return job.parked is None if isinstance(job, DeadLetter) else job.status == Status.UNCERTAIN
 
 
 def _with_salt(job: OutgoingJob, salt: str) -> OutgoingJob:

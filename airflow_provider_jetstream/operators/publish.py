@@ -121,6 +121,7 @@ class JetStreamPublishOperator(JobMakingOperator):
     event_fields = (
         "published",
         "duplicates",
+        "held",
         "scheduled",
         "sequences",
         "completed",
@@ -290,6 +291,8 @@ class JetStreamPublishOperator(JobMakingOperator):
         self.log.info(
             "%d jobs are stored in %s%s (%d were already)", report.stored, queue.name, where, report.duplicates
         )
+        if report.held:
+            self.log.info("%d jobs aren't stored, since other jobs have their unique keys", len(report.held))
 
     async def _end_publishing(
         self, connection: Connection, publication: Publication, report: PublishReport

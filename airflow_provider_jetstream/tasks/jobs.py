@@ -31,7 +31,7 @@ _FREE_FIELDS = ("body", "headers")
 # How much Airflow shows of a field by default, and what stays free for the last line.
 _SHOWN_TEXT = 4096
 _RESERVE = 64
-_TEXTS = ("subject", "id", "advisory", "partition_key")
+_TEXTS = ("subject", "id", "advisory", "partition_key", "unique")
 
 
 class RenderedJobs(UserList[Any]):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
 from ui_browsing import row
 from ui_steps import blocking, dead_settlements, settlement_id, with_connection
+
+from airflow_provider_jetstream.jetstream import Job, publish
+from testbed.queues import exhaust_deliveries, make_queue, wait_for_entries
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -81,3 +84,17 @@ def test_a_body_is_shown_and_copied_as_it_is_stored(browsing: Browsing, letters:
     page.get_by_role("button", name="Indented").click()
     expect(payload).to_contain_text('"amount": 1.10,\n')
     expect(payload).to_contain_text('"currency": "CHF"')
+
+
+async def _dead_unique_job(connection: Any, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish(connection, queue, [Job("a job", unique="customer 17")], subject=f"{name}.jobs.sync")
+    await exhaust_deliveries(connection, queue, 1)
+    await wait_for_entries(connection, queue, 1)
+
+
+def test_a_letter_shows_its_unique_key(browsing: Browsing, settings: ConnectionSettings) -> None:
+    blocking(with_connection(settings, _dead_unique_job, "customers"))
+    page = browsing.open("#/queues/nats_default/customers/letters/1")
+    headers = page.get_by_role("table", name="Headers")
+    expect(headers.get_by_role("row").filter(has_text="Job-Unique")).to_contain_text("customer 17")

@@ -63,8 +63,13 @@ class Batch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether any server stores all jobs as they are: each has a body, and none has a schedule."""
-        return self.single is None or (self.single.body is not None and not self.single.scheduled)
+        """Whether any server stores all jobs as they are: each has a body, and none needs a later server."""
+        return self.single is None or (self.single.body is not None and not self.single.api_level)
+
+    @property
+    def unique_job(self) -> OutgoingJob | None:
+        """The job with a unique key, which is a batch by itself."""
+        return self.single if self.single and self.single.job.unique is not None else None
 
     @property
     def largest(self) -> int:

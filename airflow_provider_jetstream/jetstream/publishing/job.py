@@ -63,6 +63,8 @@ class Job(TaskValue):
         the publisher or a redrive writes, such as ``Job-Id`` and ``Airflow-Task``, to them
     :param partition_key: jobs of the same key go to the same partition, whose number replaces ``{partition}`` in the
         subject
+    :param unique: a key, of which at most one job of the subject waits, runs or is a dead letter at a time: another one
+        isn't stored. It becomes the last token of the subject
     :param at: when the server publishes the job, with a time zone; also as text such as ``"2026-11-21T09:00:00Z"``
     :param delay: how long after publishing the server publishes the job, such as ``"10m"``
     :param every: how often the server publishes the job: a duration such as ``"30s"``, a cron expression of six fields,
@@ -76,13 +78,16 @@ class Job(TaskValue):
     advisory: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     partition_key: str | None = None
+    unique: str | None = None
     at: datetime | str | None = None
     delay: str | timedelta | int | None = None
     every: str | timedelta | None = None
     time_zone: str | ZoneInfo | None = None
 
     def __post_init__(self) -> None:
-        if problem := field_problem(self.headers, self.subject, self.id, self.advisory, self.partition_key):
+        if problem := field_problem(
+            self.headers, self.subject, self.id, self.advisory, self.partition_key, self.unique
+        ):
             raise JobError(problem)
 
     @property
@@ -157,14 +162,22 @@ class OutgoingJob:
         return sha256(self.body or b"").digest()[:BODY_DIGEST_BYTES]
 
 
-def field_problem(headers: object, subject: object, job_id: object, advisory: object, key: object) -> str | None:
+def field_problem(
+    headers: object, subject: object, job_id: object, advisory: object, key: object, unique: object
+) -> str | None:
     """Return what is wrong with the fields of a job, and what to do; ``None`` where nothing is.
 
     What a template or another program gives later, an object with a method ``resolve``, is left to it.
     """
-    for value in (subject, job_id, advisory, key):
+    for value in (subject, job_id, advisory, key, unique):
         if value is not None and (type(value) is not str or not value.strip()):
-            texts = {"subject": subject, "id": job_id, "advisory": advisory, "partition_key": key}
+            texts = {
+                "subject": subject,
+                "id": job_id,
+                "advisory": advisory,
+                "partition_key": key,
+                "unique": unique,
+            }
             if problem := _text_problem(texts):
                 return problem
             break

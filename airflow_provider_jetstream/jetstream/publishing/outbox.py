@@ -12,9 +12,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
+from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
+from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -39,11 +43,13 @@ from airflow_provider_jetstream.jetstream.publishing.refusals import (
     too_old,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport, RepeatedJob
+from airflow_provider_jetstream.jetstream.publishing.unique import holder, is_held
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.batch import Batch
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
@@ -70,6 +76,8 @@ _MAX_FAILURES = 10_000
 _YIELD_JOBS = 64
 _YIELD_BYTES = 256 << 10
 _YIELD_SECONDS = 0.005
+# How often a job is sent whose unique key was in use, and is free when it is looked for.
+_HELD_ATTEMPTS = 3
 
 
 class KnownJobs:
@@ -91,6 +99,13 @@ class KnownJobs:
         :param first: the index of its first job
         """
         return True
+
+    async def letters_with_keys(self, jobs: Mapping[int, OutgoingJob]) -> Mapping[int, int]:
+        """Return by index the jobs whose unique keys belong to dead letters that have left the queue.
+
+        :return: the letters' sequences
+        """
+        return {}
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
@@ -156,6 +171,7 @@ class Outbox:
         try:
             async with JobReader(jobs, window) as reader:
                 await sending.send_each(reader, known, progress)
+            await sending.settle_held()
         finally:
             await subscription.unsubscribe()
         report = sending.report
@@ -215,6 +231,7 @@ class _Sending:
         self.gave_up: str | None = None
         self._outbox = outbox
         self._connection = outbox.connection
+        self._stream = outbox.destination.stream if outbox.destination else ""
         self._stopped = outbox.stopped
         self._window = window
         self._limiter = RateLimiter(outbox.rate)
@@ -223,6 +240,8 @@ class _Sending:
         # By the index of each job that has no answer; and by those of their first jobs.
         self._waiting: dict[int, _SentBatch] = {}
         self._batches: dict[int, _SentBatch] = {}
+        # The jobs whose unique keys are in use, with the sequences of the jobs that have them.
+        self._held: list[tuple[_SentBatch, int]] = []
         self._bytes = 0
         self._answered = asyncio.Event()
         self._last_answer = time.monotonic()
@@ -278,9 +297,14 @@ class _Sending:
     async def _send_ready(self, ready: Sequence[Batch], known: KnownJobs, *, at_once: bool) -> None:
         """Send jobs that aren't stored yet: at once in one write, or each in its turn."""
         sequences, batches = self.report.sequences, list[_SentBatch]()
+        kept = await self._kept_by_letters(ready, known)
         try:
             for jobs in ready:
                 first = len(sequences)
+                if first in kept:
+                    self.report.held[first] = kept[first]
+                    sequences.append(0)
+                    continue
                 if at_once and known.are_new(first, jobs):
                     sequences.frombytes(bytes(len(jobs) * sequences.itemsize))
                     batches.append(_SentBatch(first, jobs))
@@ -301,6 +325,16 @@ class _Sending:
                 self._fail(batch, problem)
             else:
                 self._write([batch])
+
+    async def _kept_by_letters(self, ready: Sequence[Batch], known: KnownJobs) -> Mapping[int, int]:
+        """Return by index which of the next jobs have the key of a dead letter that has left the queue."""
+        unique: dict[int, OutgoingJob] = {}
+        index = len(self.report.sequences)
+        for jobs in ready:
+            if job := jobs.unique_job:
+                unique[index] = job
+            index += len(jobs)
+        return await known.letters_with_keys(unique) if unique else {}
 
     def _admitted(self, batches: Iterable[_SentBatch]) -> list[_SentBatch]:
         """Return the sendable batches; a job that may be wrong, or may have failed, gets a batch of its own."""
@@ -628,6 +662,9 @@ class _Sending:
             batch.passing, batch.is_passing = batch.passing + 1, True
             batch.refusal = job_error(refusal) if refusal else None
             batch.deadline = now + _PASSING_PAUSE
+        elif batch.jobs.unique_job and is_held(refusal):
+            self._remove(batch)
+            self._held.append((batch, holder(refusal)))
         elif is_full(refusal) and self._outbox.room_timeout > 0 and not self.gave_up:
             self._remove(batch)
             self.full_since, batch.answer_lost = self.full_since or time.monotonic(), False
@@ -636,6 +673,41 @@ class _Sending:
             # An attempt whose answer was lost and that was stored would make this one a duplicate.
             batch.answer_lost = False
             self._fail(batch, job_error(refusal))
+
+    async def settle_held(self) -> None:
+        """Find out of the jobs whose unique keys are in use what has the keys, and send those again whose are free."""
+        for _ in range(_HELD_ATTEMPTS):
+            held, self._held = self._held, []
+            free: list[_SentBatch] = []
+            holders = await map_concurrently(self._holder_of, [batch for batch, _ in held])
+            for (batch, _), message in zip(held, holders, strict=True):
+                job = batch.jobs.job(0)
+                if isinstance(message, JetStreamProviderError):
+                    self._fail(batch, message)
+                elif message and first(message.headers, MSG_ID) == job.message_id:
+                    self.report.repeated.append(RepeatedJob(batch.first, job, self._stream, message.sequence))
+                elif message:
+                    self.report.held[batch.first] = message.sequence
+                elif batch.answer_lost:
+                    key = job.job.unique
+                    reason = f"the unique key {key!r} was in use, perhaps by this job: an attempt at it had no answer"
+                    self._fail(batch, UnreachableError(f"{reason}; try again"))
+                elif problem := self._not_sent():
+                    self._fail(batch, problem)
+                else:
+                    free.append(batch)
+            if not free:
+                return
+            self._write(self._admitted(free))
+            await self._send_refused()
+        self.report.held |= {batch.first: sequence for batch, sequence in self._held}
+
+    async def _holder_of(self, batch: _SentBatch) -> StoredMessage | JetStreamProviderError | None:
+        """Return the job that has a unique key now, or what prevents that it is read."""
+        try:
+            return await last_message(self._connection, self._stream, batch.jobs.subject)
+        except JetStreamProviderError as error:
+            return error
 
     def _record_among(self, index: int, ack: PubAck) -> bool:
         """Record a job of a larger batch as stored, if nothing but that is to be said; return whether it was."""

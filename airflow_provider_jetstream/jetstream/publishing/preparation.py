@@ -28,6 +28,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     EXECUTE_AT,
     JOB_ADVISORY,
     JOB_ID,
+    JOB_UNIQUE,
     MAP_INDEX,
     MSG_ID,
     REDRIVE_CONSUMER,
@@ -58,6 +59,7 @@ from airflow_provider_jetstream.jetstream.publishing.job import (
     header_job_id,
     identity_headers,
 )
+from airflow_provider_jetstream.jetstream.publishing.unique import UNIQUE_LEVEL, unique_headers, unique_subject
 from airflow_provider_jetstream.jetstream.queue.declaration import (
     PLACEHOLDER,
     partition_of,
@@ -91,6 +93,7 @@ _REDRIVE: Final = (REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONS
 _WRITTEN: Final = {
     JOB_ID.lower(): "give the id as Job(id=…), or by job_id",
     JOB_ADVISORY.lower(): "give the subject as Job(advisory=…)",
+    JOB_UNIQUE.lower(): "give the key as Job(unique=…)",
     SCHEDULED_MSG_ID.lower(): "leave it out: the mover makes it of the job's id",
     **dict.fromkeys(map(str.lower, _TASK), "leave it out: the task that publishes a job is named by itself"),
     **dict.fromkeys(
@@ -98,7 +101,7 @@ _WRITTEN: Final = {
     ),
 }
 # What a job has none of that differs from others in body and ids only, besides headers.
-_particulars = attrgetter("subject", "advisory", "partition_key", "at", "delay", "every", "time_zone")
+_particulars = attrgetter("subject", "advisory", "partition_key", "unique", "at", "delay", "every", "time_zone")
 _NOTHING: Final = _particulars(Job(b""))
 
 
@@ -217,15 +220,21 @@ class PreparedJobs(Iterable[OutgoingJob]):
         self._batch_jobs = max(1, min(_BATCH_JOBS, _BATCH_BYTES // max(1, average)))
         return batches
 
-    def _target(self, index: int, subject: str | None, partition_key: str | None) -> str:
-        """Return the subject of a job, with its partition; checked once for as long as jobs have the same."""
+    def _target(self, index: int, subject: str | None, partition_key: str | None, unique: Job | None = None) -> str:
+        """Return the subject of a job, with its partition; checked once for as long as jobs have the same.
+
+        :param unique: the job, where it may have a unique key
+        """
         subject, checked = subject or self._subject, self._checked
-        if checked and partition_key is None and subject == checked[0]:
+        has_key = unique is not None and unique.unique is not None
+        if checked and partition_key is None and subject == checked[0] and not has_key:
             return checked[1]
         target = _partitioned_subject(index, partition_key, subject, self._queue)
+        if unique is not None and has_key:
+            target = unique_subject(index, unique, target, self._queue)
         if self._queue and self._captured:
             _check_captured(index, target, self._queue.name, self._captured)
-        if subject is not None and partition_key is None:
+        if subject is not None and partition_key is None and not has_key:
             self._checked = subject, target
         return target
 
@@ -295,7 +304,7 @@ class PreparedJobs(Iterable[OutgoingJob]):
     def _outgoing(self, index: int, item: object) -> OutgoingJob:
         """Return a job as it is published."""
         job, queue, origin, limit = Job.of(item), self._queue, self._origin, self._limit
-        target = self._target(index, job.subject, job.partition_key)
+        target = self._target(index, job.subject, job.partition_key, job)
         if job.advisory:
             _check_advisory(index, job.advisory, self._advisory_subjects)
         if job.headers:
@@ -311,6 +320,8 @@ class PreparedJobs(Iterable[OutgoingJob]):
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
         )
         headers = dict(job.headers) | headers
+        if job.unique is not None:
+            headers |= unique_headers(job.unique, target)
         copied_id = None if JOB_ID in headers or job_id != message_id else message_id
         measured = Measured(len(body or b""), copied_id=copied_id)
         if self._task_key:
@@ -318,7 +329,8 @@ class PreparedJobs(Iterable[OutgoingJob]):
         elif origin:
             named = headers | origin.headers()
             headers = headers if limit and limit.problem(measured, named) else named
-        outgoing = OutgoingJob(job, target, body, own_id, job_id, message_id, headers)
+        level = 0 if job.unique is None else UNIQUE_LEVEL
+        outgoing = OutgoingJob(job, target, body, own_id, job_id, message_id, headers, level)
         stored: Mapping[str, str] = outgoing.headers
         if is_scheduled:
             # Few jobs have a schedule, and DAG files check jobs too.
@@ -365,8 +377,11 @@ def _declared(job: Job, body: bytes) -> Sequence[object]:
     """Return what tells a job from others with the same subject and body: all that its author declares for it."""
     counting = sorted([name, value] for name, value in job.headers.items() if name.lower() not in _OF_A_TRY)
     stated = job.advisory if job.advisory and job.advisory != body_field(body, "advisory") else None
-    if not counting and stated is None and job.schedule is None:
+    if not counting and stated is None and job.schedule is None and job.unique is None:
         return ()
+    if job.unique is not None:
+        # Not among the others, so that those of jobs without a key stay what they are.
+        return ("unique", job.unique, counting, stated)
     return (counting, stated, *(None if value is None else str(value) for value in job.schedule or ()))
 
 

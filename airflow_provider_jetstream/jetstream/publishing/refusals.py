@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.publishing.schedules import ONCE_LEVEL, SCHEDULE
+from airflow_provider_jetstream.jetstream.publishing.unique import UNIQUE_LEVEL
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -44,8 +45,13 @@ _MAX_SUBJECTS: Final = 1_000
 
 
 def too_old(job: OutgoingJob, connection: Connection) -> ServerTooOldError:
-    """Return the error of a scheduled job that the server would never make."""
+    """Return the error of a job of which the server doesn't know what it asks for."""
     version = ".".join(map(str, connection.server_version))
+    if job.api_level == UNIQUE_LEVEL:
+        return ServerTooOldError(
+            f"expected nats-server 2.11 or later for the unique key {job.job.unique!r}, found {version}: upgrade every"
+            " server, or publish it without a key"
+        )
     return ServerTooOldError(
         f"expected nats-server {'2.12' if job.api_level == ONCE_LEVEL else '2.14'} or later for"
         f" {job.headers[SCHEDULE]!r}, found {version}: upgrade every server, or publish it when it is due"

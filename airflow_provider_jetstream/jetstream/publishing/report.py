@@ -106,6 +106,8 @@ class PublishReport(TaskReport):
     :param advised: the jobs that name one of the queue's advisory subjects: stream sequences by digests of subject and
         id; :func:`~airflow_provider_jetstream.jetstream.wait` takes it
     :param repeated: the jobs whose message ids a stored message has, before it is known whether that is the job
+    :param held: by the indexes of jobs that aren't stored, since a job with their unique key waits, runs or is a dead
+        letter, that job's sequence; 0 where the server doesn't say it. They are neither failures nor waited for
     :param extra: the sequences of jobs that an earlier try has stored, and that aren't among these jobs any more
     :param destination: the queue's stream; ``None`` where no queue was given
     :param manifest_key: the key of the manifest that names the jobs; ``None`` where there is none
@@ -123,6 +125,7 @@ class PublishReport(TaskReport):
     source_error: Exception | None = None
     is_cut: bool = False
     repeated: list[RepeatedJob] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
     extra: array[int] = field(default_factory=lambda: array("Q"))
     destination: Destination | None = None
     manifest_key: str | None = None
@@ -169,7 +172,7 @@ class PublishReport(TaskReport):
     @property
     def stored(self) -> int:
         """How many jobs are stored."""
-        return len(self.sequences) - len(self.failures)
+        return len(self.sequences) - len(self.failures) - len(self.held)
 
     @property
     def job_count(self) -> int:
@@ -203,6 +206,7 @@ class PublishReport(TaskReport):
             "published": self.stored,
             "duplicates": self.duplicates,
             "scheduled": len(self.scheduled),
+            **({"held": len(self.held)} if self.held else {}),
             "sequences": sequence_ranges(self.queue_sequences()),
             **({"extra": sequence_ranges(self.extra)} if self.extra else {}),
             **({"handle": self.handle} if self.handle else {}),
