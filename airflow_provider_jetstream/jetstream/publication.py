@@ -321,8 +321,12 @@ class Publication(KnownJobs):
             return {}
         self._scan = await Scan.begin(self._connection, queue, since=self._scan)
         found = await self._scan.classify(sorted(set(sequences.values())))
-        letters = {job.sequence for job in found if _keeps_its_key(job)}
-        return {index: sequence for index, sequence in sequences.items() if sequence in letters}
+        letters = {job.sequence: job for job in found}
+        return {
+            index: sequence
+            for index, sequence in sequences.items()
+            if _keeps_key(letters[sequence], jobs[index].subject)
+        }
 
     # Before the first job is sent.
 
@@ -633,8 +637,11 @@ def identity_of(origin: Origin | None, idempotency_key: str | None) -> Origin | 
     return origin or idempotency_key
 
 
-def _keeps_its_key(job: DeadLetter | NotDead) -> bool:
-    return job.parked is None if isinstance(job, DeadLetter) else job.status == Status.UNCERTAIN
+def _keeps_key(job: DeadLetter | NotDead, subject: str) -> bool:
+    if isinstance(job, DeadLetter):
+        # After a loss of power, another job may have got its sequence.
+        return job.parked is None and job.subject == subject
+    return job.status == Status.UNCERTAIN
 
 
 def _with_salt(job: OutgoingJob, salt: str) -> OutgoingJob:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
+from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Action: TypeAlias = Literal["publish", "subscribe"]
 
+_API: Final = "$JS.API"
 
 _ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 _NSC_OPTIONS: Final = {"publish": "pub", "subscribe": "sub"}
@@ -78,6 +84,37 @@ class Policy(TaskReport):
             parts += allowed or [f"--deny-{option} '>'"]
         return " \\\n  ".join(parts)
 
+    def exports(self) -> tuple[str, ...]:
+        """Return the entries of ``exports`` by which the queue's account lets another account do the same.
+
+        The answers to some requests are many messages, which a service gives as a stream. Whoever imports them may send
+        what the policy allows, and nothing else.
+        """
+        return tuple(f"{{ service: {_quoted(subject)}, response_type: stream }}" for subject in self._services())
+
+    def imports(self, account: str, api_prefix: str) -> tuple[str, ...]:
+        """Return the entries of ``imports`` of another account.
+
+        :param account: the queue's account
+        :param api_prefix: where the queue's JetStream API is to be in the other account, which may have a JetStream of
+            its own; the ``api_prefix`` of its connections
+        :raises ArgumentError: the prefix is no subject, or that of an account's own JetStream
+        """
+        if api_prefix == _API or (problem := subject_problem(api_prefix, wildcards=False)):
+            found = f"found {api_prefix!r}" + ("" if api_prefix == _API else f": {problem}")
+            raise ArgumentError(f"expected a prefix of the API of {account} such as 'shop.api', {found}")
+        return tuple(
+            f"{{ service: {{ account: {account}, subject: {_quoted(subject)} }}{_renamed(subject, api_prefix)} }}"
+            for subject in self._services()
+        )
+
+    def _services(self) -> Iterator[str]:
+        """Yield the subjects of requests; the server refuses an account that imports one twice."""
+        subjects = dict.fromkeys(self.subjects("publish"))
+        for subject in subjects:
+            if not any(covers(other, subject) for other in subjects if other != subject):
+                yield subject
+
     @property
     def password_variable(self) -> str:
         """The environment variable of the server from which the configuration takes the password."""
@@ -90,6 +127,10 @@ def authorization(*policies: Policy) -> str:
     users = "\n".join(policy.server_config() for policy in policies)
     indented = "\n".join(f"    {line}" if line else line for line in users.splitlines())
     return f"authorization {{\n  users: [\n{indented}\n  ]\n}}"
+
+
+def _renamed(subject: str, api_prefix: str) -> str:
+    return f", to: {_quoted(api_prefix + subject.removeprefix(_API))}" if subject.startswith(f"{_API}.") else ""
 
 
 def _quoted(text: str) -> str:
