@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -9,10 +12,13 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, get_message, plan, provision
 from airflow_provider_jetstream.jetstream.errors import DriftError
+from airflow_provider_jetstream.worker import Worker
 from testbed.face import PreparedJobs, consumer_info, publish_prepared
-from testbed.queues import pull_jobs, stored_count
+from testbed.queues import pull_jobs, running_worker, stored_count, until_stored
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection
 
 
@@ -179,3 +185,30 @@ async def test_a_consumer_that_only_looks_like_a_partition_is_not_changed(
     await connection.client.jetstream().publish(f"{name}.other.x", b"")
     assert (await plan(connection, _queue(name, 2))).changes == ()
     assert [step for step in (await plan(connection, _queue(name, 2))).steps if step.blocked] == []
+
+
+@pytest.mark.slow
+async def test_of_each_key_no_more_jobs_run_than_a_partition_has_in_flight(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    declared = {"filter_subject": f"{name}.{{partition}}.>", "partitions": 4, "max_ack_pending": 2, "max_deliver": 5}
+    queue = _queue(name, 4, consumers=[{"name": "worker", **declared}])
+    await provision(connection, queue)
+    keys = [f"customer-{number // 13}" for number in range(200)]
+    await _publish(connection, queue, *keys)
+    running, most = Counter[str](), Counter[str]()
+
+    async def handle(job: Delivery) -> None:
+        key = job.body.decode()
+        running[key] += 1
+        most[key] = max(most[key], running[key])
+        await asyncio.sleep(0.02)
+        running[key] -= 1
+
+    async with AsyncExitStack() as workers:
+        for consumer in [*queue.consumers] * 3:
+            worker = Worker(queue, consumer.name, handle, settings, concurrency=40)
+            await workers.enter_async_context(running_worker(worker))
+        await until_stored(connection, name, 0)
+    assert set(most) == set(keys)
+    assert max(most.values()) == 2
