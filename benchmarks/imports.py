@@ -1,5 +1,8 @@
 """W8: CPU time of importing this package's modules, of starting a worker, and of parsing a DAG of 100 tasks.
 
+Each public class is imported in a fork of one process that has imported what every DAG file and triggerer has: the cost
+of a class is that of its import, and Kafka's operator is imported in the same way beside it.
+
 Fairness: each measurement is a process of its own with the same interpreter, warm file caches and compiled modules, as
 pip installs them; the programs take turns. The figures are CPU seconds, which importing mostly consists of. Other load
 only adds to them, so each is compared with the baseline's least, and goals with the least of the rounds.
@@ -10,6 +13,7 @@ without. Kafka's provider is installed for the run into a folder of its own, whe
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -41,6 +45,42 @@ PEER = "airflow.providers.standard.operators.bash"
 KAFKA = "airflow.providers.apache.kafka.operators.produce"
 KAFKA_PACKAGES = ("apache-airflow-providers-apache-kafka", "confluent-kafka", "asgiref")
 
+CLASSES = {
+    "JetStreamPublishOperator": "operators.publish",
+    "JetStreamRedriveOperator": "operators.redrive",
+    "JetStreamConsumeOperator": "operators.consume",
+    "JetStreamCancelOperator": "operators.cancel",
+    "JetStreamProvisionOperator": "operators.provision",
+    "JetStreamDeadLetterReportOperator": "operators.spark",
+    "JetStreamJobsSensor": "sensors.jobs",
+    "JetStreamDeadLetterSensor": "sensors.dead_letter",
+    "JetStreamQueueDrainedSensor": "sensors.queue",
+    "JobCompletionTrigger": "triggers.completion",
+    "DeadLetterTrigger": "triggers.dead_letter",
+    "JetStreamMessageTrigger": "triggers.message",
+    "QueueDrainedTrigger": "triggers.queue",
+    "RedriveWaveTrigger": "triggers.redrive",
+    "JetStreamHook": "hooks.jetstream",
+    "JetStreamNotifier": "notifications.jetstream",
+    "queue_asset": "assets.stream_asset",
+}
+# Prints for each import in turn its CPU seconds and the modules of this package that it has loaded.
+_FORKS = """
+import gc, importlib, json, os, sys, time
+import airflow.triggers.base
+gc.collect()
+gc.freeze()
+for name in {modules!r}:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    begin = time.process_time()
+    importlib.import_module(name)
+    used = time.process_time() - begin
+    loaded = sum(module.startswith("airflow_provider_jetstream") for module in sys.modules)
+    os.write(1, (json.dumps([used, loaded]) + chr(10)).encode())
+    os._exit(0)
+"""
 BARE = "pass"
 _MOST: Final = 0.3
 _BESIDE_KAFKA: Final = 1.5
@@ -78,6 +118,22 @@ async def main():
         await publish(connection, queue, [b"job"] * {jobs}, subject="started.jobs")
 asyncio.run(main())
 """
+# Imports the operator, makes a task and executes it, as the process of a task does after it has parsed the DAG's file.
+_EXECUTE = """
+import json, os, time, uuid
+from types import SimpleNamespace
+os.environ["AIRFLOW_CONN_NATS_DEFAULT"] = json.dumps({{"conn_type": "nats", "host": {url!r}}})
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+task = JetStreamPublishOperator(
+    task_id="send",
+    work_queue={{"name": "started", "subjects": ["started.jobs"], "dead_letters": None,
+                 "consumers": [{{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}}]}},
+    jobs=["job"],
+    subject="started.jobs",
+)
+ti = SimpleNamespace(dag_id="dag", run_id=uuid.uuid4().hex, task_id="send", map_index=-1, try_number=1)
+assert task.execute({{"ti": ti}})["published"] == 1
+"""
 _DAG = """
 from airflow.sdk import DAG
 {imported}
@@ -112,7 +168,8 @@ def workload(short: bool) -> Workload:  # noqa: FBT001
         imports = _table("import in a DAG file", _dag_file_programs(kafka), rounds, compiled, BASELINE)
         parsing = _table("a DAG of 100 tasks", _dag_programs(kafka), rounds, compiled, f"{BASELINE}; {DAG_FILE}")
         worker = _table("in a worker", WORKER_PROGRAMS, rounds, compiled, BARE)
-        tables = [imports, parsing, worker, _start_of_worker(rounds, compiled)]
+        classes = _classes(kafka, rounds, compiled)
+        tables = [classes, imports, parsing, worker, *_start_of_worker(rounds, compiled)]
         if not short:
             bare = create_bare_environment(Path(folder) / "bare")
             tables.append(_table("in a worker without Airflow", WORKER_PROGRAMS, rounds, compiled, BARE, bare))
@@ -120,9 +177,11 @@ def workload(short: bool) -> Workload:  # noqa: FBT001
     compared["`worker`, seconds over Python"] = _least_over(worker.way("worker"))
     goals = [Goal(text, value, _MOST, at_most=True, limit=_LIMIT) for text, value in compared.items()]
     if kafka:
-        ours, theirs = (_least_printed(program, rounds, compiled) for program in _timed_imports(kafka))
-        text = "importing the publish operator in a DAG file, CPU beside Kafka's provider"
-        goals.append(Goal(text, ours / theirs, _BESIDE_KAFKA, at_most=True, limit="a task's arguments are checked"))
+        theirs = classes.way(_KAFKA_OPERATOR).extra(_CPU)
+        for name in CLASSES:
+            text = f"importing `{name}`, CPU beside Kafka's `{_KAFKA_OPERATOR}`"
+            ratio = classes.way(f"`{name}`").extra(_CPU) / theirs
+            goals.append(Goal(text, ratio, _BESIDE_KAFKA, at_most=True, limit="a task's arguments are checked"))
         ours, theirs = (_least_cpu(parsing.way(name)) for name in ("`JetStreamPublishOperator`", _KAFKA_DAG))
         text = "parsing 100 tasks, CPU of the process beside Kafka's provider"
         goals.append(Goal(text, ours / theirs, 1, at_most=True, limit=_LIMIT))
@@ -130,6 +189,8 @@ def workload(short: bool) -> Workload:  # noqa: FBT001
 
 
 _OVER: Final = "CPU ms over the baseline"
+_CPU: Final = "CPU ms"
+_KAFKA_OPERATOR: Final = "ProduceToTopicOperator"
 _KAFKA_DAG: Final = "peer: Kafka's `ProduceToTopicOperator`"
 
 
@@ -142,16 +203,22 @@ def _least_over(way: Way) -> float:
     return min(sample.extra[_OVER] for sample in way.samples) / 1e3
 
 
-def _timed_imports(kafka: Path) -> tuple[str, str]:
-    """Return programs that print the CPU seconds of an import: beside those of Airflow's own, they are few."""
-    timed = "import time; begin = time.process_time(); import {}; print(time.process_time() - begin)"
-    publish = f"{BASELINE}; {DAG_FILE}; {timed.format('airflow_provider_jetstream.operators.publish')}"
-    return publish, f"{_with(kafka)}; {BASELINE}; {DAG_FILE}; {timed.format(KAFKA)}"
-
-
-def _least_printed(program: str, rounds: int, compiled: Path) -> float:
+def _classes(kafka: Path | None, rounds: int, compiled: Path) -> Table:
+    """Measure the import of each public class, in turns."""
+    modules = {f"`{name}`": f"airflow_provider_jetstream.{module}" for name, module in CLASSES.items()}
+    before = f"{BASELINE}; {DAG_FILE}"
+    if kafka:
+        modules = {_KAFKA_OPERATOR: KAFKA, **modules}
+        before = f"{_with(kafka)}; {before}"
+    program = f"{before}\n{_FORKS.format(modules=list(modules.values()))}"
+    samples: dict[str, list[Sample]] = {name: [] for name in modules}
     # The first run compiles what it imports.
-    return min([float(_run(Path(sys.executable), program, compiled).split()[-1]) for _ in range(rounds + 1)][1:])
+    for _ in range(rounds + 1):
+        lines = _run(Path(sys.executable), program, compiled).splitlines()
+        for name, line in zip(modules, (line for line in lines if line.startswith("[")), strict=True):
+            used, loaded = json.loads(line)
+            samples[name].append(Sample(1, used, used, 0.0, {_CPU: used * 1e3, "modules": loaded}))
+    return Table("import of a class", "imports", [Way(name, found[1:]) for name, found in samples.items()])
 
 
 def _dag_file_programs(kafka: Path | None) -> dict[str, str]:
@@ -185,12 +252,17 @@ def _install_kafka(folder: Path) -> Path | None:
     return None
 
 
-def _start_of_worker(rounds: int, compiled: Path) -> Table:
+def _start_of_worker(rounds: int, compiled: Path) -> list[Table]:
+    """Measure a worker that does one job, and a task that publishes one."""
     python = Path(sys.executable)
     with NatsServer() as server:
         measure(python, _STORE.format(url=server.url, jobs=rounds + 1), compiled)
         start = {"start, connect, do one job, end": _START.format(url=server.url)}
-        return _table("a worker's start", start, rounds, compiled, BARE)
+        task = {"import, execute": f"{BASELINE}; {DAG_FILE}\n{_EXECUTE.format(url=server.url)}"}
+        return [
+            _table("a worker's start", start, rounds, compiled, BARE),
+            _table("a task that publishes a job", task, rounds, compiled, f"{BASELINE}; {DAG_FILE}"),
+        ]
 
 
 def _table(

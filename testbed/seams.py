@@ -86,8 +86,8 @@ LETTER_ARRIVALS_PAUSE_SECONDS: Final = f"{_DEAD_LETTERS}.letter_watch._PAUSE_SEC
 LETTER_ARRIVALS_DATETIME: Final = f"{_DEAD_LETTERS}.letter_watch.datetime"
 END_FOLLOWER: Final = f"{_WAITING}.follower.EndFollower"
 
-_NOTIFICATIONS: Final = "airflow_provider_jetstream.notifications"
-JETSTREAM_JET_STREAM_HOOK: Final = f"{_NOTIFICATIONS}.jetstream.JetStreamHook"
+_HOOKS: Final = "airflow_provider_jetstream.hooks"
+JETSTREAM_JET_STREAM_HOOK: Final = f"{_HOOKS}.jetstream.JetStreamHook"
 
 _OPERATORS: Final = "airflow_provider_jetstream.operators"
 JOB_WAITING_GET_CURRENT_CONTEXT: Final = f"{_OPERATORS}.job_waiting.get_current_context"

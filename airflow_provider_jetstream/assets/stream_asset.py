@@ -14,10 +14,11 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from airflow.sdk import Asset
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.tasks import runtime
+from airflow_provider_jetstream.tasks.arguments import DEFAULT_CONN_ID
 from airflow_provider_jetstream.tasks.context import json_result
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def create_asset(
 def queue_asset(
     work_queue: QueueSource,
     *,
-    nats_conn_id: str = JetStreamHook.default_conn_name,
+    nats_conn_id: str = DEFAULT_CONN_ID,
     subject: str | None = None,
     name: str | None = None,
     **arguments: Unpack[AssetOptions],
@@ -112,7 +113,7 @@ def queue_asset(
 def dead_letter_asset(
     work_queue: QueueSource,
     *,
-    nats_conn_id: str = JetStreamHook.default_conn_name,
+    nats_conn_id: str = DEFAULT_CONN_ID,
     name: str | None = None,
     **arguments: Unpack[AssetOptions],
 ) -> Asset:
@@ -134,7 +135,7 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
     :param lineage_context: what Airflow passes; not used
     """
     address = StreamAddress.of(asset.uri)
-    return stream_dataset(JetStreamHook(address.connection).settings(), address.stream, address.subject)
+    return stream_dataset(hook_for(address.connection).settings(), address.stream, address.subject)
 
 
 def stream_dataset(settings: ConnectionSettings, stream: str, subject: str | None = None) -> Dataset:
@@ -213,7 +214,7 @@ class TaskAssets:
         if self._work is None:
             return OperatorLineage()
         use = self.stream_use(load_queue(self.work_queue, self), self._work)
-        settings = JetStreamHook(self.nats_conn_id).settings()
+        settings = hook_for(self.nats_conn_id).settings()
         inputs, outputs = [], []
         for stream in use.read:
             namespace, name = dataset_names(settings, stream)

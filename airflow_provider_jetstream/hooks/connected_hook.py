@@ -30,6 +30,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     same_error,
 )
 from airflow_provider_jetstream.tasks import runtime
+from airflow_provider_jetstream.tasks.arguments import DEFAULT_CONN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -270,7 +271,7 @@ class ConnectedHook(BaseHook):
     """Runs operations on the servers behind an Airflow connection of type ``nats``."""
 
     conn_name_attr = "nats_conn_id"
-    default_conn_name = "nats_default"
+    default_conn_name = DEFAULT_CONN_ID
     conn_type = "nats"
     hook_name = "NATS JetStream"
 

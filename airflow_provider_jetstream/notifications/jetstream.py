@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, WrongStreamError
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
 from airflow_provider_jetstream.tasks import runtime
-from airflow_provider_jetstream.tasks.arguments import is_templated
+from airflow_provider_jetstream.tasks.arguments import DEFAULT_CONN_ID, is_templated
 from airflow_provider_jetstream.tasks.context import NamedMissingValues
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import dag_file, load_queue
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class JetStreamNotifier(NamedMissingValues, BaseNotifier):
         message: str | None = None,
         queue: QueueSource | None = None,
         diagnose: QueueSource | None = None,
-        nats_conn_id: str = "nats_default",
+        nats_conn_id: str = DEFAULT_CONN_ID,
         context: Mapping[str, Any] | None = None,
     ) -> None:
         known: Any = context
@@ -92,11 +92,11 @@ class JetStreamNotifier(NamedMissingValues, BaseNotifier):
 
         :raises JetStreamProviderError: the message isn't known to be stored or sent
         """
-        JetStreamHook(self.nats_conn_id).blocking(_send, self._notification(context))
+        hook_for(self.nats_conn_id).blocking(_send, self._notification(context))
 
     async def async_notify(self, context: Context) -> None:
         """Publish from the triggerer, awaited."""
-        await JetStreamHook(self.nats_conn_id).awaited(_send, self._notification(context))
+        await hook_for(self.nats_conn_id).awaited(_send, self._notification(context))
 
     def _notification(self, context: Context) -> _Notification:
         _check_subject(self.subject)

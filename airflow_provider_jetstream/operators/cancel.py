@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_CONN_ID,
     check_optional_text,
     check_text,
     is_templated,
@@ -20,6 +20,7 @@ from airflow_provider_jetstream.tasks.arguments import (
     parse_text,
 )
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors, origin_of
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.jobs import JobSource, RenderedJobs, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
@@ -109,7 +110,7 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
         jobs: Jobs | None = None,
         sequences: Sequences | None = None,
         why: Text | None = None,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -153,7 +154,7 @@ class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
         :raises AirflowFailException: the jobs can't be cancelled as they are named, or the queue stores no
             cancellations
         """
-        origin, hook, why = origin_of(context), JetStreamHook(self.nats_conn_id), parse_text(self.why)
+        origin, hook, why = origin_of(context), hook_for(self.nats_conn_id), parse_text(self.why)
         by = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}"
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)

@@ -18,11 +18,17 @@ from airflow.sdk.bases.decorator import get_unique_task_id, task_decorator_facto
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.connected_hook import named_connection, require_no_event_loop
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks import runtime
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, is_templated, parse_count, parse_span
+from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_CONN_ID,
+    check_flags,
+    check_text,
+    is_templated,
+    parse_count,
+    parse_span,
+)
 from airflow_provider_jetstream.tasks.context import (
     NamedMissingValues,
     deferral_limit,
@@ -30,6 +36,7 @@ from airflow_provider_jetstream.tasks.context import (
     json_result,
     origin_of,
 )
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
 
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import Task
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.tasks.argument_types import (
         ConsumeOptions,
@@ -120,7 +128,7 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
         max_messages: Count | None = None,
         wait_timeout: Duration = 0,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -176,7 +184,7 @@ class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
         return self.handler
 
     def _run(self, context: Context, deadline: float) -> dict[str, Any]:
-        hook = JetStreamHook(self.nats_conn_id)
+        hook = hook_for(self.nats_conn_id)
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)
             queue.consumer(self.consumer)

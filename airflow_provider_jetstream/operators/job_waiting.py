@@ -14,7 +14,6 @@ from airflow.sdk import BaseOperator, get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowSensorTimeout, conf
 from airflow_provider_jetstream.assets.stream_asset import TaskAssets
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     DeadlineError,
@@ -26,6 +25,7 @@ from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.links.monitor import JobReportsLink, QueueLink, TaskJobsLink, TaskLettersLink
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_CONN_ID,
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
     WAIT_ARGUMENTS,
@@ -45,6 +45,7 @@ from airflow_provider_jetstream.tasks.context import (
     fail_on_terminal_errors,
     json_result,
 )
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.job_reports import (
     LoggedProgress,
     bounded_result,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.errors import TransientError
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
@@ -86,6 +86,7 @@ _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
 _NAMED_RANGES = 5
 _LOGGED_HANDLE = 2_000
+_GOES_ON = "a retry goes on waiting"
 
 
 class JobWaitingOperator(NamedMissingValues, BaseOperator):
@@ -110,7 +111,6 @@ class JobWaitingOperator(NamedMissingValues, BaseOperator):
     :param nats_conn_id: the Airflow connection
     """
 
-    retry_resumes_waiting = True
     # The argument that limits the wait; each class has its value as wait_timeout.
     time_limit = "wait_timeout"
     wait_timeout: Any
@@ -130,7 +130,7 @@ class JobWaitingOperator(NamedMissingValues, BaseOperator):
         defer_after: Duration | None = None,
         returns: Returns = COUNTS,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -347,7 +347,7 @@ class JobWaitingOperator(NamedMissingValues, BaseOperator):
         summary, handle, hook = (
             dict(event["summary"]),
             runtime.JobsHandle.of(event["handle"]),
-            JetStreamHook(self.nats_conn_id),
+            hook_for(self.nats_conn_id),
         )
         self._job_reports = resumed_job_reports(hook, handle.cursor, summary.pop(_WAIT, None), event["report"])
         if event["status"] != "ended":
@@ -358,7 +358,7 @@ class JobWaitingOperator(NamedMissingValues, BaseOperator):
         elif event["status"] == "timeout":
             failure = self._overdue(handle.cursor.queue, event["missing"], event.get("limited_by"))
         elif event["status"] == "stalled":
-            failure = self._resumable(JobsStalledError, event["message"])
+            failure = JobsStalledError(f"{event['message']}; {_GOES_ON}")
         if self.cancel_on_failure and (failure or self._limits().policy.violation(event["report"])):
             is_final = failure is None or _ends_the_task(failure)
             hook.blocking(self._cancel_missing, handle, event["missing"], is_final=is_final)
@@ -409,13 +409,7 @@ class JobWaitingOperator(NamedMissingValues, BaseOperator):
 
         :param argument: the one that has limited it
         """
-        return self._resumable(DeadlineError, message)
-
-    def _resumable(self, error: type[TransientError], message: str) -> Exception:
-        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
-        if self.retry_resumes_waiting:
-            return error(f"{message}; a retry goes on waiting")
-        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
+        return DeadlineError(f"{message}; {_GOES_ON}")
 
 
 class JobMakingOperator(TaskAssets, JobWaitingOperator):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks import runtime
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
+from airflow_provider_jetstream.tasks.arguments import DEFAULT_CONN_ID, check_flags, check_text
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
         dry_run: bool = False,
         drain: bool = False,
         park_dead: bool = False,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -86,7 +86,7 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)
             self._log_warnings(queue, queue.warnings())
-            hook = JetStreamHook(self.nats_conn_id)
+            hook = hook_for(self.nats_conn_id)
             if self.only_plan:
                 return self._log_plan(hook.plan(queue, drain=self.drain, park_dead=self.park_dead))
             plan = hook.provision(queue, drain=self.drain, park_dead=self.park_dead)

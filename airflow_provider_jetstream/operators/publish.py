@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Unpack, overload
 from airflow.sdk import XComArg
 
 from airflow_provider_jetstream.assets.stream_asset import StreamUse
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
@@ -25,6 +24,7 @@ from airflow_provider_jetstream.tasks.arguments import (
     parse_time_limit,
 )
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result, origin_of, strict_environment
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.job_reports import bounded_result
 from airflow_provider_jetstream.tasks.jobs import (
     JobSource,
@@ -225,7 +225,7 @@ class JetStreamPublishOperator(JobMakingOperator):
         with fail_on_terminal_errors():
             queue, jobs = load_queue(self.work_queue, self), resolve_jobs(self.jobs, context)
             self._check_rendered(jobs, context)
-            report, ends = JetStreamHook(self.nats_conn_id).blocking(self._publish, queue, jobs, self._origin(context))
+            report, ends = hook_for(self.nats_conn_id).blocking(self._publish, queue, jobs, self._origin(context))
         summary = report.as_json()
         if ends is None:
             self.note_work(summary)
@@ -243,7 +243,7 @@ class JetStreamPublishOperator(JobMakingOperator):
         """
         if event and event["status"] == "ended":
             with fail_on_terminal_errors():
-                JetStreamHook(self.nats_conn_id).blocking(
+                hook_for(self.nats_conn_id).blocking(
                     self._close,
                     load_queue(self.work_queue, self),
                     self._origin(context),
@@ -356,6 +356,11 @@ class JetStreamPublishOperator(JobMakingOperator):
         """Parse all that may be a template before the first job is sent."""
         for name, template in self._whole_templates.items():
             strict_environment(self.get_template_env(), name, context).from_string(template).render(**context)
+        # A DAG with native templates may make anything of one.
+        if self.subject is not None and not isinstance(self.subject, str):
+            raise ArgumentError(
+                f"expected text as subject, found that its template rendered to {self.subject!r}: correct it"
+            )
         self._limits()
         self._parsed_defer_after()
         self._parsed_rate()

@@ -8,12 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import BY_CAUSE, group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
 from airflow_provider_jetstream.operators.waved_redrive import (
     SPARK,
     WavedRedriveOperator,
@@ -30,16 +26,17 @@ from airflow_provider_jetstream.tasks.arguments import (
     is_templated,
     refuse_limits_without_wait,
     require_rendered,
-    selection_as_json,
+    selection_as_written,
 )
 from airflow_provider_jetstream.tasks.context import audit_identity, fail_on_terminal_errors, json_result, task_key
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import (
     declared_queue,
     load_queue,
     require_dead_letter_queue,
     require_events,
 )
-from airflow_provider_jetstream.tasks.redrives import log_preview, redrive_request
+from airflow_provider_jetstream.tasks.redrives import AUTO, log_preview, redrive_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,12 +44,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
@@ -134,7 +131,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     :param undo: the id of a redrive (``redrive`` of its result): the letters that it discarded come back, parked; with
         ``sequences`` only these
     :param lease_timeout: how long to wait for another task or program that changes the queue's dead letters: a duration
-        or seconds. One that was killed counts for half a minute
+        or seconds; a minute where absent. One that was killed counts for half a minute
     :param count_under_pause: pause the consumers first until nothing is in flight, for their ack wait and half a minute
         at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param dry_run: count what would be done, and change nothing
@@ -187,8 +184,6 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         *WavedRedriveOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
-    # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
-    retry_resumes_waiting = False
     # Letters of a key are awaited one after the other, and wait_timeout limits that too.
     limits_of_waiting = tuple(name for name in WAIT_ARGUMENTS if name != "wait_timeout")
 
@@ -289,10 +284,10 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         subject: Text | None = None,
         transform: Transform | None = None,
         rate: Number | None = None,
-        protocol: Protocol | Text = Protocol.AUTO,
+        protocol: Protocol | Text = AUTO,
         max_redrives: Count | None = None,
         why: Text | None = None,
-        lease_timeout: Duration | None = LEASE_TIMEOUT,
+        lease_timeout: Duration | None = None,
         count_under_pause: Flag = False,
         target_queue: Queue | None = None,
         order_key: Text | None = None,
@@ -306,19 +301,19 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     ) -> None:
         super().__init__(**kwargs)
         check_flags(dry_run=dry_run)
-        self.select = selection_as_json(select) if isinstance(select, Selection) else select
+        self.select = selection_as_written(select)
         self.sequences = sequences
         self.subject = subject
         self.transform = transform
         self.rate = rate
-        self.protocol = protocol.value if isinstance(protocol, Protocol) else protocol
+        self.protocol = str(protocol) if isinstance(protocol, str) else protocol
         self.max_redrives = max_redrives
         self.why = why
         self.lease_timeout = lease_timeout
         self.count_under_pause = count_under_pause
         self.target_queue: Any = target_queue
         self.order_key = order_key
-        self.patch = patch.text if isinstance(patch, JsonPatch) else patch
+        self.patch = patch if patch is None or not isinstance(patch, runtime.JsonPatch) else patch.text
         self.discard = discard
         self.without_copy = without_copy
         self.undo = undo
@@ -363,7 +358,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
             queue = load_queue(self.work_queue, self)
             self._limits(), self._parsed_defer_after()
             request = replace(self._request(), who=audit_identity(context), run=task_key(context))
-            hook = JetStreamHook(self.nats_conn_id)
+            hook = hook_for(self.nats_conn_id)
             if self.only_preview:
                 if self.engine == SPARK:
                     return log_preview(self.log, self.preview_on_spark(context, queue, request), self.group_by)
@@ -376,7 +371,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 ends = hook.blocking(self._wait, queue, request, cursor, awaited, report) if cursor else None
             else:
                 report, ends = hook.blocking(self._redrive, queue, request)
-        summary = report | {"run": request.run if self.retry_resumes_waiting else None}
+        summary = report | {"run": request.run}
         if ends is None:
             self.note_work(summary)
             return json_result(summary)
@@ -398,12 +393,11 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
 
     def _finished_event(self, context: Context, event: dict[str, Any] | None) -> dict[str, Any] | None:
         """Record the end of the redrive whose jobs the trigger has awaited, and return the event with it."""
-        self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
-        if self.retry_resumes_waiting and event and event["status"] == "ended":
+        if event and event["status"] == "ended":
             finish = partial(
                 runtime.finish_run, run=task_key(context), outcomes=runtime.RedriveOutcomes.of_wait(event["report"])
             )
-            end = JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
+            end = hook_for(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
             event = event | {"summary": event["summary"] | end}
         return event
 
@@ -423,7 +417,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     async def _redrive(
         self, connection: Connection, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[dict[str, Any], WaitReport | JobsHandle | None]:
-        cursor = await self._take_cursor(connection, queue, request.target)
+        cursor = await runtime.take_cursor(connection, request.target or queue) if self.wait_for_completion else None
         deadline = time.monotonic() + self._limits().timeout.total_seconds() if request.order_key else math.inf
         report = await runtime.redrive_dead_letters(
             connection,
@@ -449,7 +443,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     def _redrive_with_spark(
         self, hook: JetStreamHook, context: Context, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[Cursor | None, dict[str, Any], set[int]]:
-        cursor = hook.blocking(self._take_cursor, queue)
+        cursor = hook.blocking(runtime.take_cursor, queue) if self.wait_for_completion else None
         summary, awaited, problem = self.redrive_on_spark(
             context, queue, replace(request, keep_open=cursor is not None)
         )
@@ -458,13 +452,6 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
             raise RedriveError(problem)
         del summary["guarantee"]
         return cursor and _including_earlier_tries(cursor, summary), summary, awaited
-
-    async def _take_cursor(
-        self, connection: Connection, queue: WorkQueue, target: WorkQueue | None = None
-    ) -> Cursor | None:
-        cursor = await runtime.take_cursor(connection, target or queue) if self.wait_for_completion else None
-        self.retry_resumes_waiting = await self._audit_log(connection, queue) is not None
-        return cursor
 
     async def _wait(
         self,
@@ -483,13 +470,6 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 connection, queue, str(request.run), runtime.RedriveOutcomes.of_wait(ends.as_json())
             )
         return ends
-
-    async def _audit_log(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
-        if queue.audit is None:
-            return None
-        return await runtime.AuditLog.open(
-            connection, queue, (await runtime.stream_info(connection, queue.name))["created"]
-        )
 
 
 def _including_earlier_tries(cursor: Cursor, report: Mapping[str, Any]) -> Cursor:

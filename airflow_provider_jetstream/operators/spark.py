@@ -10,11 +10,11 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.assets.stream_asset import StreamUse, TaskAssets
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.links.monitor import DeadLetterReportLink, QueueLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_CONN_ID,
     check_optional_text,
     check_text,
     is_templated,
@@ -100,7 +100,7 @@ class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOper
         page_directory: Text | None = None,
         select: Selected | None = None,
         served_at: Text | None = None,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         spark_conn_id: str = DEFAULT_SPARK_CONNECTION,
         spark_conf: Properties | None = None,
         **kwargs: Unpack[TaskArguments],

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import PokeReturnValue
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks import runtime
@@ -22,6 +20,7 @@ from airflow_provider_jetstream.tasks.arguments import (
     selection_as_json,
 )
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         self.select = selection_as_json(select) if isinstance(select, runtime.Selection) else select
         self.min_count = min_count
         self.older_than = older_than
-        self.group_by = group_fields(group_by)
+        self.group_by = runtime.group_fields(group_by)
         self.count_under_pause = count_under_pause
         self._has_age = older_than is not None
         self._is_selective = select is not None
@@ -130,7 +129,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         """
         with fail_on_terminal_errors():
             count, age = self._count(), self._age()
-            summary = JetStreamHook(self.nats_conn_id).scan_dead_letters(
+            summary = hook_for(self.nats_conn_id).scan_dead_letters(
                 self.loaded_queue(), self._selection(), self.group_by, count_under_pause=self._counts_under_pause()
             )
         self.log.info("%s", summary)
@@ -144,7 +143,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
     def first_poke(self, context: Context) -> PokeReturnValue | None:
         """Look once before deferring, unless there are many entries: the triggers of a queue share what they know."""
         with fail_on_terminal_errors():
-            entries = JetStreamHook(self.nats_conn_id).blocking(_count_entries, self.loaded_queue())
+            entries = hook_for(self.nats_conn_id).blocking(_count_entries, self.loaded_queue())
         return self.poke(context) if entries <= _FEW_ENTRIES else None
 
     def polling_trigger(self, polling: PollingTriggerArguments) -> DeadLetterTrigger:
@@ -173,7 +172,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
     def _diagnosis(self) -> dict[str, Any] | None:
         """Say what the letters died of; ``None`` where that isn't possible: the sensor has found what it is for."""
         try:
-            diagnosis = JetStreamHook(self.nats_conn_id).diagnose_dead_letters(self.loaded_queue(), self._selection())
+            diagnosis = hook_for(self.nats_conn_id).diagnose_dead_letters(self.loaded_queue(), self._selection())
         except JetStreamProviderError as error:
             self.log.warning("The dead letters can't be diagnosed: %s", error)
             return None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.links.monitor import JobReportsLink
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
@@ -17,6 +16,7 @@ from airflow_provider_jetstream.sensors.polling import LimitedSensor
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import WAIT_ARGUMENTS, is_templated
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.hook import hook_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -138,7 +138,7 @@ class JetStreamJobsSensor(JobWaitingOperator, LimitedSensor):
                 handle = self._parsed_handle()
             try:
                 with fail_on_terminal_errors():
-                    ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
+                    ends = hook_for(self.nats_conn_id).blocking(self._wait, handle)
             except Exception as error:
                 if not self.goes_on_after(error):
                     raise
@@ -158,7 +158,7 @@ class JetStreamJobsSensor(JobWaitingOperator, LimitedSensor):
         self._seconds_left = self.timeout - self._seconds_since_first_poke(context)
         with fail_on_terminal_errors():
             handle = self._parsed_handle()
-            ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
+            ends = hook_for(self.nats_conn_id).blocking(self._wait, handle)
         if isinstance(ends, runtime.JobsHandle):
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self.finish(self._summary(handle), ends.as_json()))

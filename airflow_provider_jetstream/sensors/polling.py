@@ -18,11 +18,10 @@ from airflow_provider_jetstream.airflow_compat import (
     AirflowSkipException,
     conf,
 )
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks import runtime
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
+from airflow_provider_jetstream.tasks.arguments import DEFAULT_CONN_ID, check_flags, check_text
 from airflow_provider_jetstream.tasks.context import NamedMissingValues, deferral_limit, fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
@@ -98,7 +97,7 @@ class PollingSensor(LimitedSensor):
         *,
         work_queue: Queue,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         **kwargs: Unpack[SensorArguments],
     ) -> None:
         super().__init__(**kwargs)

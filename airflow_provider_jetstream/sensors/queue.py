@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.sdk import PokeReturnValue
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, is_absent, is_templated, parse_list
 from airflow_provider_jetstream.tasks.context import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class JetStreamQueueDrainedSensor(PollingSensor):
 
         :raises AirflowFailException: the queue can't be checked
         """
-        hook = JetStreamHook(self.nats_conn_id)
+        hook = hook_for(self.nats_conn_id)
         try:
             with fail_on_terminal_errors():
                 report = hook.check_drained(self.loaded_queue(), self._consumers(), nothing_dead=self.nothing_dead)

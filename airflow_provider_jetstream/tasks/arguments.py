@@ -220,6 +220,13 @@ def parse_job_ids(value: object) -> list[str]:
     return [str(item) for item in ids]
 
 
+def selection_as_written(select: object) -> Any:
+    """Return a selection as its JSON, for a template field; a dict, a template and the like as they are."""
+    if select is None or isinstance(select, str | Mapping) or not isinstance(select, runtime.Selection):
+        return select
+    return selection_as_json(select)
+
+
 def selection_as_json(selection: Selection) -> dict[str, Any]:
     """Return the fields that are set, for a template field or a trigger; equal selections give equal JSON."""
     fields = selection.model_dump(mode="json", exclude_defaults=True)
@@ -285,6 +292,7 @@ def _literal(text: str) -> Any:
         return text
 
 
+DEFAULT_CONN_ID: Final = "nats_default"
 DEFAULT_WAIT: Final = timedelta(days=1)
 DEFAULT_RECONCILE: Final = timedelta(seconds=RECONCILE_SECONDS)
 

@@ -37,6 +37,12 @@ def load_queue(
         raise QueueDeclarationError(
             "?", [f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found {source!r}"]
         )
+    if isinstance(source, str) and _is_declaration(source):
+        problem = (
+            f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found the text of a declaration: give"
+            " the other task's output rather than a template of it, or yaml.safe_load(text)"
+        )
+        raise QueueDeclarationError("?", [problem])
     if isinstance(source, str | Path):
         return runtime.WorkQueue.load(_queue_file(source, file or dag_file(operator)))
     return runtime.WorkQueue.load(source)
@@ -107,6 +113,11 @@ def _queue_file(path: str | Path, dag: Path | None) -> Path:
             )
             raise QueueDeclarationError(str(found), [problem])
     return found
+
+
+def _is_declaration(text: str) -> bool:
+    """Return whether a text is YAML, or what a template makes of a dict, rather than a path."""
+    return "\n" in text or text.lstrip().startswith(("{'", '{"'))
 
 
 def _exists(path: Path, *, is_file: bool = False) -> bool:

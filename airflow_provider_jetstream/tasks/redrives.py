@@ -7,8 +7,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
     check_function,
     is_absent,
@@ -24,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
+AUTO = "auto"
 REDRIVE = "redrive"
 PARK = "park"
 IN_PLACE = "in_place"
@@ -61,7 +63,7 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
     :raises QueueDeclarationError: the target is no work queue
     """
     check_function("transform", transform, "DeadLetter", RedriveRequestError)
-    return RedriveRequest(
+    return runtime.RedriveRequest(
         selection=parse_selection(select, sequences),
         subject=parse_text(subject),
         transform=transform,
@@ -69,14 +71,14 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
         protocol=_parse_protocol(protocol),
         max_redrives=parse_number("max_redrives", max_redrives, int),
         why=parse_text(why),
-        lease_timeout=LEASE_TIMEOUT if is_absent(lease_timeout) else lease_timeout,
+        lease_timeout=runtime.LEASE_TIMEOUT if is_absent(lease_timeout) else lease_timeout,
         count_under_pause=parse_flag("count_under_pause", count_under_pause, RedriveRequestError),
         target=None if is_absent(target_queue) else load_queue(target_queue),
         order_key=parse_text(order_key),
         waves=_parse_json("waves", waves) or (),
         stop_when=_parse_json("stop_when", stop_when),
         # A run's configuration without a patch may render to an empty list.
-        patch=None if is_absent(patch) or patch in ([], "[]") else JsonPatch.of(patch),
+        patch=None if is_absent(patch) or patch in ([], "[]") else runtime.JsonPatch.of(patch),
         discard=parse_flag("discard", discard, RedriveRequestError),
         without_copy=parse_flag("without_copy", without_copy, RedriveRequestError),
         undo=parse_text(undo),
@@ -103,13 +105,13 @@ def request_for_action(
         raise RedriveRequestError(
             f"expected the id of a redrive with the action undo only, found {action} and {undo!r}"
         )
-    return RedriveRequest(
+    return runtime.RedriveRequest(
         selection=selection,
         rate=rate,
         why=why,
         patch=patch,
         max_redrives=0 if action == PARK else None,
-        protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
+        protocol=runtime.Protocol.IN_PLACE if action == IN_PLACE else runtime.Protocol.AUTO,
         discard=action == DISCARD,
         undo=undo,
     )
@@ -129,11 +131,11 @@ def _parse_json(name: str, value: object) -> Any:
 
 def _parse_protocol(value: object) -> Protocol:
     if is_absent(value):
-        return Protocol.AUTO
+        return runtime.Protocol.AUTO
     try:
-        return Protocol(str(value))
+        return runtime.Protocol(str(value))
     except ValueError:
-        known = ", ".join(Protocol)
+        known = ", ".join(runtime.Protocol)
         raise RedriveRequestError(f"expected a protocol among {known}; found {value!r}") from None
 
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes, RedriveState, read_redrive
     from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_jobs, cancel_stored
     from airflow_provider_jetstream.jetstream.client.connect import connect, shared_connection
     from airflow_provider_jetstream.jetstream.client.publish_ack import store
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
-    from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+    from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
     from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
     from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
     from airflow_provider_jetstream.jetstream.dead_letters.find import (
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         find_dead_letters,
         summarise_dead_letters,
     )
+    from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.documents import DocumentName
     from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         events_stream,
         require_dead_letters,
     )
+    from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
     from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
     from airflow_provider_jetstream.jetstream.redrive.preview import preview
     from airflow_provider_jetstream.jetstream.redrive.redrive import (
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
         redrive_dead_letters,
     )
     from airflow_provider_jetstream.jetstream.redrive.report import problem_of
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
     from airflow_provider_jetstream.jetstream.redrive.waves import ANY_END
     from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
@@ -92,6 +93,7 @@ __all__ = [
     "ANY_END",
     "CODE",
     "ERROR",
+    "LEASE_TIMEOUT",
     "LEVEL",
     "LOG",
     "POLICY_PROPERTIES",
@@ -99,15 +101,16 @@ __all__ = [
     "TERMINAL",
     "VARIABLES",
     "WHY_KILLED",
-    "AuditLog",
     "BoundedRun",
     "ConnectionSettings",
     "DocumentName",
     "JobIds",
     "JobReportSource",
     "JobsHandle",
+    "JsonPatch",
     "Origin",
     "PreparedJobs",
+    "Protocol",
     "Publication",
     "RedriveOutcomes",
     "RedriveRequest",
@@ -140,6 +143,7 @@ __all__ = [
     "events_stream",
     "find_dead_letters",
     "finish_run",
+    "group_fields",
     "has_ended",
     "list_streams",
     "partition_subject",
@@ -164,7 +168,6 @@ __all__ = [
     "shortest_delay",
     "store",
     "stored_ends_are_read",
-    "stream_info",
     "summarise_dead_letters",
     "take_cursor",
     "wait",
@@ -180,21 +183,22 @@ __getattr__ = lazy_exports(
         "spark.application.messages": ["CODE", "ERROR", "LEVEL", "LOG", "RESULT", "TERMINAL", "require_pyspark"],
         "tasks.airflow_metrics": ["send_dead_letter_metrics", "send_redrive_metrics"],
         "jetstream.queue.message_size": ["SizeLimit"],
-        "jetstream.redrive.request": ["RedriveRequest"],
+        "jetstream.redrive.json_patch": ["JsonPatch"],
+        "jetstream.redrive.request": ["LEASE_TIMEOUT", "Protocol", "RedriveRequest"],
         "jetstream.dead_letters.selection": ["Selection"],
         "jetstream.publishing.preparation": ["PreparedJobs", "refuse_schedule"],
         "spark.connection_options": ["POLICY_PROPERTIES", "VARIABLES", "connection_options"],
         "triggers.triggerer": ["WHY_KILLED", "has_ended", "shortest_delay"],
-        "jetstream.audit.log": ["AuditLog"],
         "jetstream.audit.redrives": ["RedriveOutcomes", "RedriveState", "read_redrive"],
         "jetstream.cancellation.cancel": ["cancel", "cancel_jobs", "cancel_stored"],
         "jetstream.client.connect": ["connect", "shared_connection"],
         "jetstream.client.publish_ack": ["store"],
         "jetstream.client.settings": ["ConnectionSettings", "connection_settings"],
-        "jetstream.client.stream_api": ["list_streams", "stream_info"],
+        "jetstream.client.stream_api": ["list_streams"],
         "jetstream.dead_letters.account": ["account_for_jobs"],
         "jetstream.dead_letters.diagnose": ["diagnose_dead_letters"],
         "jetstream.dead_letters.find": ["count_entries", "find_dead_letters", "summarise_dead_letters"],
+        "jetstream.dead_letters.group": ["group_fields"],
         "jetstream.documents": ["DocumentName"],
         "jetstream.inspection.drained": ["check_drained"],
         "jetstream.inspection.running_lint": ["running_warnings"],

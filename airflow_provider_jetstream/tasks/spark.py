@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowNotFoundException
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.spark.errors import SparkApplicationError, SparkSettingsError
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import is_absent
 from airflow_provider_jetstream.tasks.context import origin_of
+from airflow_provider_jetstream.tasks.hook import hook_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,7 +302,7 @@ class SparkApplication:
         """
         conf = operator.spark_conf
         spark = spark_settings(operator.spark_conn_id, None if is_absent(conf) else conf)
-        nats = executor_credentials(JetStreamHook(operator.nats_conn_id).settings(), spark)
+        nats = executor_credentials(hook_for(operator.nats_conn_id).settings(), spark)
         result: dict[str, Any] = self.run(spark, nats, _name(context), command, arguments, function)
         return result
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_mapping, check_text, check_times
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.job_reports import LoggedProgress
 from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS, WHY_KILLED, EarlyFireGuard, has_ended
 
@@ -146,7 +146,7 @@ class JobCompletionTrigger(BaseTrigger):
             self.log.info("The task goes on, so its jobs do too")
             return
         cursor = self.handle.cursor
-        async with JetStreamHook(self.nats_conn_id).shared() as connection:
+        async with hook_for(self.nats_conn_id).shared() as connection:
             report, _ = await self._read_jobs(connection)
             cancelled = await runtime.cancel_stored(
                 *(connection, cursor.queue, cursor.events, report.awaited, WHY_KILLED), created=cursor.created
@@ -156,7 +156,7 @@ class JobCompletionTrigger(BaseTrigger):
     async def _wait(self) -> None:
         while True:
             try:
-                async with JetStreamHook(self.nats_conn_id).shared() as connection:
+                async with hook_for(self.nats_conn_id).shared() as connection:
                     report, advised = await self._read_jobs(connection)
                     # Its modules are imported before what is allocated is left out of collections.
                     wait = runtime.wait

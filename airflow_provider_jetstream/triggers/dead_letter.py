@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import (
+    DEFAULT_CONN_ID,
     check_flags,
     check_positive_seconds,
     dict_of_text,
@@ -26,6 +25,7 @@ from airflow_provider_jetstream.tasks.arguments import (
     selection_as_json,
 )
 from airflow_provider_jetstream.tasks.context import json_result
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import load_queue, require_dead_letter_queue
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS
@@ -33,8 +33,10 @@ from airflow_provider_jetstream.triggers.triggerer import SHORT_COLLECTIONS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import ReportedLetters
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         only_new_groups: bool = False,
         count_under_pause: bool = False,
         poll_interval: float = _INTERVAL,
-        nats_conn_id: str = JetStreamHook.default_conn_name,
+        nats_conn_id: str = DEFAULT_CONN_ID,
         deferred_at: float | None = None,
     ) -> None:
         queue = load_queue(dict_of_text(work_queue))
@@ -102,7 +104,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         self.min_count = parse_count("min_count", min_count, 1)
         self.select = selection_as_json(parse_selection(dict_of_text(select)))
         self.older_than = parse_span("older_than", older_than).total_seconds()
-        self.group_by = list(group_fields(group_by))
+        self.group_by = list(runtime.group_fields(group_by))
         self.only_new_groups = only_new_groups
         self.count_under_pause = count_under_pause
         self.is_watcher = deferred_at is None
@@ -142,9 +144,9 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         # DAG files import this module, and only a triggerer waits.
         from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, watch_arrivals
 
-        queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
+        queue, fields = load_queue(self.work_queue), runtime.group_fields(self.group_by)
         age = timedelta(seconds=self.older_than)
-        criteria = LetterCriteria(Selection.of(self.select), fields, self.min_count, age)
+        criteria = LetterCriteria(runtime.Selection.of(self.select), fields, self.min_count, age)
         store = _ReportedStore(self.serialize()[1], getattr(self, "asset_state_store", None))
         pause = _FIRST_PAUSE
         options = {"only_new_groups": self.only_new_groups}
@@ -153,7 +155,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
                 reported = await store.load()
                 try:
                     async with (
-                        JetStreamHook(self.nats_conn_id).shared() as connection,
+                        hook_for(self.nats_conn_id).shared() as connection,
                         watch_arrivals(connection, queue, criteria, self.poll_interval, reported, **options) as watch,
                     ):
                         while True:
@@ -177,7 +179,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
 
     def _require_watchable(self) -> None:
         """Refuse what only a poll could find."""
-        selection = Selection.of(self.select)
+        selection = runtime.Selection.of(self.select)
         if self.count_under_pause or selection.sequences is not None or selection.selects_undeliverable:
             raise SelectionError(
                 "expected letters that the dead letter queue announces, found count_under_pause, sequences or"
@@ -197,7 +199,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
 
         :return: the summary if there are enough
         """
-        age, selection = timedelta(seconds=self.older_than), Selection.of(self.select)
+        age, selection = timedelta(seconds=self.older_than), runtime.Selection.of(self.select)
         if self.count_under_pause or selection.sequences is not None or selection.selects_undeliverable:
             summary = await hook.ascan_dead_letters(
                 self.work_queue, selection, self.group_by, count_under_pause=self.count_under_pause
@@ -206,7 +208,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         # DAG files import this module, and only a triggerer waits.
         from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, wait_for_dead_letters
 
-        queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
+        queue, fields = load_queue(self.work_queue), runtime.group_fields(self.group_by)
         criteria = LetterCriteria(selection, fields, self.min_count, age)
         async with hook.shared() as connection:
             with SHORT_COLLECTIONS:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, TransientError
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_positive_seconds, check_text, dict_of_text, dicts_as_texts
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.triggers.message_event import PayloadOptions, message_event
 from airflow_provider_jetstream.worker.errors import InvalidBodyError
@@ -186,7 +186,7 @@ async def _ring(
     rings = _Rings(interval)
     while True:
         try:
-            async with JetStreamHook(nats_conn_id).shared() as connection:
+            async with hook_for(nats_conn_id).shared() as connection:
                 while True:
                     found = await runtime.wait_for_messages(connection, stream, consumer)
                     if found is None:

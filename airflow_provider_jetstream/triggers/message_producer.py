@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from airflow.triggers.shared_stream import SharedStreamProducer
 
 from airflow_provider_jetstream.airflow_compat import conf
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, republished_message
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     consumer_info,
@@ -36,6 +35,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.triggers.message_event import message_size
 from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy, acknowledge_markers, nak
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
@@ -340,7 +340,7 @@ class MessageProducer(SharedStreamProducer):
     def __init__(
         self, nats_conn_id: str, work_queue: Mapping[str, Any], consumer: str, options: PayloadOptions
     ) -> None:
-        self._hook = JetStreamHook(nats_conn_id)
+        self._hook = hook_for(nats_conn_id)
         self._queue = WorkQueue.load(work_queue)
         self._consumer = consumer
         self._options = options

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
 from airflow_provider_jetstream.tasks.arguments import check_mapping, check_positive_seconds, check_text
 from airflow_provider_jetstream.tasks.context import json_result
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.triggers.triggerer import EarlyFireGuard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 
 
 class PollingTrigger(BaseTrigger):
@@ -75,7 +77,7 @@ class PollingTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def _result(self) -> Mapping[str, Any]:
-        hook = JetStreamHook(self.nats_conn_id)
+        hook = hook_for(self.nats_conn_id)
         while True:
             started = time.monotonic()
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import chosen_consumers
+from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
@@ -32,7 +32,7 @@ class QueueDrainedTrigger(PollingTrigger):
     ) -> None:
         super().__init__(**polling)
         check_flags(nothing_dead=nothing_dead)
-        chosen = chosen_consumers(consumers)
+        chosen = runtime.chosen_consumers(consumers)
         self.consumers = None if chosen is None else list(chosen)
         self.nothing_dead = nothing_dead
         self._logged = ""

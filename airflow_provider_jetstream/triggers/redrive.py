@@ -7,17 +7,17 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks import runtime
 from airflow_provider_jetstream.tasks.arguments import check_mapping, check_text, check_times
+from airflow_provider_jetstream.tasks.hook import hook_for
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.tasks.argument_types import PollingTriggerArguments
 
 # How often a trigger reads what people ask of a redrive.
@@ -58,11 +58,11 @@ class RedriveWaveTrigger(JobCompletionTrigger):
 
     async def _wait_for_person(self) -> None:
         """Return once the redrive doesn't run any more; the jobs are awaited whether or not that can be read."""
-        queue = WorkQueue.load(self.work_queue)
+        queue = runtime.WorkQueue.load(self.work_queue)
         while True:
             await asyncio.sleep(STEERING_SECONDS)
             try:
-                async with JetStreamHook(self.nats_conn_id).shared() as connection:
+                async with hook_for(self.nats_conn_id).shared() as connection:
                     found = await runtime.read_redrive(connection, queue, self.redrive)
             except JetStreamProviderError as error:
                 self.log.warning(
@@ -102,7 +102,7 @@ class RedriveStateTrigger(PollingTrigger):
     async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
         """Read the redrive once; return its state where it has changed, or time is up."""
         async with hook.shared() as connection:
-            found = await runtime.read_redrive(connection, WorkQueue.load(self.work_queue), self.redrive)
+            found = await runtime.read_redrive(connection, runtime.WorkQueue.load(self.work_queue), self.redrive)
         overdue = found.state == self.state
         if overdue and time.time() < self.deadline:
             return None

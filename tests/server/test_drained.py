@@ -56,6 +56,8 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPy
     await publish_jobs(connection, queue, "ab")
     waiting = await check_drained(connection, queue)
     assert str(waiting) == f"{name} is not drained: worker: 2 pending, 0 in flight"
+    # As a function of @task.sensor returns it, and as an if asks it.
+    assert bool(waiting) is False
     first, second = await pull_jobs(connection, queue, 2)
     assert str(await check_drained(connection, queue)) == f"{name} is not drained: worker: 0 pending, 2 in flight"
     await first.ack_sync()
@@ -63,6 +65,7 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPy
     await second.ack_sync()
     report = await check_drained(connection, queue)
     assert str(report) == f"{name} is drained"
+    assert bool(report) is True
     assert report.as_json() == {
         "queue": name,
         "drained": True,

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.tasks import runtime
 
-_MOST_MODULES = 60
+_MOST_MODULES = 45
 _CLASSES = {
     "assets.stream_asset": "queue_asset",
     "hooks.jetstream": "JetStreamHook",
@@ -30,9 +30,15 @@ _CLASSES = {
     "triggers.completion": "JobCompletionTrigger",
     "triggers.dead_letter": "DeadLetterTrigger",
     "triggers.message": "JetStreamMessageTrigger",
+    "triggers.queue": "QueueDrainedTrigger",
+    "triggers.redrive": "RedriveWaveTrigger",
+    "triggers.waiting_messages": "WaitingMessagesTrigger",
 }
-# What acts on a server, or waits for it.
-_ACTING = ("client.connect", "client.nats_py", "dead_letters.scan", "publication", "redrive.redrive", "waiting.wait")
+# What acts on a server, or waits for it, and what only an argument that is given needs.
+_ACTING = (
+    *("client.connect", "client.nats_py", "dead_letters.scan", "publication", "redrive.redrive", "waiting.wait"),
+    *("dead_letters.selection", "queue.work_queue", "redrive.json_patch", "redrive.request"),
+)
 # One process for all: importing Airflow takes longest, and each fork begins after that.
 _PROGRAM = f"""
 import importlib, json, os, sys

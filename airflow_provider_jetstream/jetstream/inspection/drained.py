@@ -66,6 +66,10 @@ class DrainReport(TaskReport):
     uncertain: int = 0
     risks: tuple[str, ...] = ()
 
+    def __bool__(self) -> bool:
+        """Whether the queue is drained, so that a function of ``@task.sensor`` may return the report itself."""
+        return self.drained
+
     def __str__(self) -> str:
         undeliverable = self.undeliverable or {}
         subjects = _joined([f"{subject}: {count}" for subject, count in undeliverable.items()])
