@@ -15,11 +15,11 @@ demo: $(UV) ## queues, workers, Airflow and Spark, running the example DAGs; KEE
 	$(RUN) python -m demo
 
 check: format lint types imports test ## every gate, and make test
-format: $(UV)
+format: $(UV) ## ruff's formatting
 	$(RUN) ruff format --check $(CODE)
-lint: $(UV)
+lint: $(UV) ## ruff's rules
 	$(RUN) ruff check $(CODE)
-types: $(UV)
+types: $(UV) ## mypy, strict
 	$(RUN) mypy
 	$(RUN) mypy $(foreach file,$(wildcard tests/conftest.py tests/*/conftest.py),-m $(subst /,.,$(basename $(file))))
 imports: $(UV) ## the rules of the architecture

@@ -167,7 +167,7 @@ def _deadline(text: str) -> float | None:
     if text == "none":
         return None
     if not (seconds := _seconds(text)):
-        raise argparse.ArgumentTypeError(f'expected more than no time, or "none" for any, found {text!r}')
+        raise argparse.ArgumentTypeError(f'expected a time above 0, such as 5m, or "none", found {text!r}')
     return seconds
 
 

@@ -87,7 +87,7 @@ def test_a_handler_that_is_not_callable_is_named(queue: Path, capsys: pytest.Cap
     ("option", "message"),
     [
         ("--deadline=soon", 'expected a duration such as "30s"'),
-        ("--deadline=0", "expected more than no time, or \"none\" for any, found '0'"),
+        ("--deadline=0", "expected a time above 0, such as 5m, or \"none\", found '0'"),
         ("--deadline=-1", "expected seconds or a duration"),
         ("--grace=later", 'expected a duration such as "30s"'),
         ("--metrics-port=70000", "expected a port from 0 (any) to 65535, found '70000'"),
