@@ -108,7 +108,7 @@ async def copy_proved(connection: NatsPyConnection, queue: WorkQueue, clock: Clo
         intents = IntentLog(connection, scan.audit.fenced(lease), lease.operation)
         steps = Steps(
             *(connection, queue, scan.snapshot, request, intents, report),
-            gathers_entries=True,
+            unchanged=scan.unchanged,
         )
         pages = scan.pages(Selection())
         while proved := await _next_pages(pages):

@@ -24,6 +24,7 @@ _ENDS_AT_ONCE: Final = 1
 _SHOWS_STORED: Final = 1
 _NOTES_DEAD: Final = 5
 _ASKS_OTHERS: Final = 2
+_KEEPS_SAMPLING: Final = 1
 _DELETED: Final = "Unacknowledged message was deleted"
 _FIXED: Final = {
     "deliver_policy": "deliver policy",
@@ -111,6 +112,7 @@ class Consumer:
     :ivar number: how many deliveries there were
     :ivar deliveries: by sequence, how often a message was delivered again
     :ivar due: sequences to be delivered again, in order
+    :ivar share: of how many percent of the acknowledgements there are metrics
     """
 
     stream: Stream[Consumer]
@@ -128,6 +130,10 @@ class Consumer:
     timer: asyncio.TimerHandle | None = None
     gone: bool = False
     cleared: int = 0
+    share: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.share = _percent(self.config.get("sample_freq"))
 
     @classmethod
     def create(cls, stream: Stream[Consumer], config: dict[str, Any]) -> Consumer:
@@ -429,7 +435,7 @@ class Consumer:
         if sequence >= self.next:
             return False
         if pending := self.pending.get(sequence):
-            if sampled and _percent(self.config.get("sample_freq")):
+            if sampled and self.share:
                 self._sample(sequence, number, count, pending)
             del self.pending[sequence]
             number = pending.number
@@ -583,7 +589,9 @@ class Consumer:
         self.serve()
 
     def update(self) -> None:
-        """Follow a changed configuration."""
+        """Follow a changed configuration; where it names no share of metrics, newer servers keep to the last one."""
+        if (share := self.config.get("sample_freq")) or self._level < _KEEPS_SAMPLING:
+            self.share = _percent(share)
         self._set_timer()
         self.serve()
 
@@ -613,6 +621,7 @@ class Consumer:
 
     def restart(self) -> None:
         """Lose what waits, as with the server."""
+        self.share = _percent(self.config.get("sample_freq"))
         for pull in list(self.pulls):
             self._drop(pull)
         self._set_timer()

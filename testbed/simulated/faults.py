@@ -235,10 +235,10 @@ async def _change_deliveries(world: Stage, rng: random.Random) -> None:
 
 async def _stop_metrics(world: Stage, rng: random.Random) -> None:
     consumer = rng.choice(world.queue.consumers).name
-    world.tell(f"another tool takes sample_freq of {consumer} back")
+    world.tell(f"another tool sets sample_freq of {consumer} to 0%")
     world.account.without_metrics = True
     world.excuse_running()
-    await _edit_consumer(world, consumer, sample_freq="")
+    await _edit_consumer(world, consumer, sample_freq="0%")
 
 
 async def _edit_consumer(world: Stage, consumer: str, **changes: Any) -> None:

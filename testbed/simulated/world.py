@@ -488,12 +488,20 @@ class World(Stage):
         return {letter.sequence for letter in letters if not letter.foreign_subject}
 
     async def _redrive_undeliverable(self) -> None:
-        """Another tool has moved their subject, and no consumer may get it back while they are there."""
+        """Another tool has moved their subject, and no consumer may get it back while they are there.
+
+        Where every subject is such a one, they are parked until provisioning has given it back.
+        """
+        undeliverable = Selection(reasons=[Reason.UNDELIVERABLE])
         filters = [one.config.get("filter_subjects", ()) for one in self.server.streams[QUEUE].consumers.values()]
         taken = [subject for subject in self.subjects if any(subject in of for of in filters)]
         if taken:
-            request = RedriveRequest(Selection(reasons=[Reason.UNDELIVERABLE]), subject=taken[0])
-            await self.redrive("a person", request)
+            await self.redrive("a person", RedriveRequest(undeliverable, subject=taken[0]))
+            return
+        await self.redrive("a person", RedriveRequest(undeliverable, max_redrives=0))
+        async with self.connected() as connection:
+            await provision(connection, self.queue)
+        await self.redrive("a person", RedriveRequest(Selection(parked=True, reasons=[Reason.UNDELIVERABLE])))
 
     async def _redrive_named(self, sequences: list[int]) -> None:
         try:

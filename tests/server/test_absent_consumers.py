@@ -26,11 +26,13 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
+from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from testbed.dead_letters import make_terminated_letters
 from testbed.face import last_message
 from testbed.queues import (
     CONSUMER,
+    completion_body,
     eventually,
     exhaust_deliveries,
     make_dead_letters,
@@ -293,7 +295,7 @@ async def _two(connection: NatsPyConnection, name: str, own: Sequence[str], othe
         }
         for consumer, kinds in ((CONSUMER, own), (OTHER, others))
     ]
-    return await make_queue(connection, name, consumers=consumers)
+    return await make_queue(connection, name, consumers=consumers, archive=True)
 
 
 async def _change(connection: NatsPyConnection, queue: str, consumer: str, kinds: Sequence[str], **fields: Any) -> None:
@@ -347,6 +349,32 @@ async def test_a_job_in_flight_goes_to_the_consumer_that_gets_its_subject_too(
     assert await stored_count(connection, name) == 0
     account = await account_for_jobs(connection, queue)
     assert (list(account.unaccounted), list(account.unknown)) == ([], [])
+
+
+@pytest.mark.slow
+async def test_the_end_of_a_job_counts_whose_consumer_got_its_subject_while_an_account_was_made(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await _two(connection, name, "ac", "b")
+    (deleted,) = await publish_jobs(connection, queue, ["deleted"], kind="a")
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
+    events = (await connection.api(f"STREAM.INFO.{name}-events"))["config"]
+    # It waits for the end of the job that is gone.
+    account = asyncio.create_task(account_for_jobs(connection, queue))
+    await asyncio.sleep(0.5)
+    await _change(connection, name, CONSUMER, "c")
+    await _change(connection, name, OTHER, "ab")
+    (done,) = await publish_jobs(connection, queue, ["done"], kind="a")
+    (message,) = await pull_jobs(connection, queue, 1, consumer=OTHER)
+    # The server reports no acknowledgement.
+    await connection.api(f"STREAM.UPDATE.{name}-events", events | {"subjects": [f"completed.{name}.>"]})
+    subject = completion_subject(name, OTHER, done)
+    await connection.client.jetstream().publish(subject, completion_body(name, done, OTHER))
+    await message.ack_sync()
+    assert not account.done()
+    await account
+    later = await account_for_jobs(connection, queue)
+    assert [*later.unaccounted, *later.unknown] == [(deleted, deleted)]
 
 
 @pytest.mark.slow

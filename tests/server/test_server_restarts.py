@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, late_ack_subject
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError, UnreachableError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import change_stream, request_for
 from testbed.face import Scan, consumer_info, last_message, stream_info, summarise_dead_letters
@@ -668,6 +669,37 @@ async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsSer
         assert findings.uncertain == 0
         assert (await redrive_dead_letters(connection, queue)).redriven == {}
         assert await stored_count(connection, "q") == 0
+
+
+@pytest.mark.slow
+async def test_a_redrive_during_which_entries_are_lost_removes_no_others_that_have_their_sequences(
+    own_nats: NatsServer, name: str
+) -> None:
+    """The power fails while the redrive waits for workers; then another job is terminated."""
+    async with connect(settings_of(own_nats)) as connection, connect(settings_of(own_nats)) as other:
+        queue = await make_queue(connection, name, archive=True, consumer={"ack_wait": "4s"})
+        await asyncio.sleep(0.4)
+        own_nats.keep(f"{name}-dead")
+        await make_dead_letters(connection, queue, ["dead"])
+        await until_stored(other, f"{name}-dead", 1)
+        redriving = asyncio.create_task(redrive_dead_letters(connection, queue))
+
+        async def has_begun() -> bool:
+            return await last_message(other, f"{name}-audit", f"audit.{name}.redrives.>") is not None
+
+        await eventually(has_begun)
+        own_nats.lose_power(f"{name}-dead")
+        await eventually(lambda: other.client.is_connected and other.client.stats["reconnects"] > 0)
+        await publish_jobs(other, queue, ["terminated"])
+        (message,) = await pull_jobs(other, queue, 1)
+        await message.term()
+        await until_stored(other, f"{name}-dead", 1)
+        with suppress(UnreachableError):
+            await redriving
+        await redrive_dead_letters(connection, queue)
+        bodies = [message.data for message in await pull_jobs(connection, queue, 2)]
+        assert sorted(bodies) == [b"dead", b"terminated"]
+        assert await stored_count(connection, name) == 2
 
 
 @pytest.mark.parametrize(("others", "done"), [(0, False), (2, False), (2, True)])

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.audit.account_checkpoint import (
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.client.streams import get_message, read_bulk, read_range
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
@@ -35,7 +36,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     EntryParser,
 )
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
+from airflow_provider_jetstream.jetstream.queue.consumer_state import consumer_state
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
+from airflow_provider_jetstream.jetstream.queue.filter_marks import may_have_had
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 
@@ -190,13 +194,34 @@ class EndEvidence:
         self, claims: Mapping[str, SequenceRanges], read_jobs: ReadJobs
     ) -> tuple[SequenceRanges, SequenceRanges]:
         """Return the jobs that a consumer stating their end may have had, and the jobs for which that isn't known."""
+        snapshot = self._snapshot
+        believed, open_to_doubt = await self._judge_by(claims, read_jobs, snapshot.config, snapshot.consumers)
+        rest = {consumer: claimed - believed - open_to_doubt for consumer, claimed in claims.items()}
+        if any(rest.values()):
+            # Another tool may have given the consumer their subject since the snapshot.
+            config = (await stream_info(self._connection, snapshot.queue))["config"]
+            infos = await list_consumers(self._connection, snapshot.queue)
+            consumers = {name: consumer_state(info, 0, None, None) for name, info in infos.items()}
+            believed_now, gone_now = await self._judge_by(rest, read_jobs, config, consumers)
+            believed, open_to_doubt = believed | believed_now, open_to_doubt | gone_now
+        return believed, open_to_doubt
+
+    async def _judge_by(
+        self,
+        claims: Mapping[str, SequenceRanges],
+        read_jobs: ReadJobs,
+        config: Mapping[str, Any],
+        consumers: Mapping[str, ConsumerState],
+    ) -> tuple[SequenceRanges, SequenceRanges]:
+        """Judge by the consumers of one moment."""
         believed, unknown = _Growing(), _Growing()
         for some in batches(reduce(or_, claims.values(), SequenceRanges())):
             for sequence, job in zip(some, await read_jobs(some), strict=True):
                 if job is None:
                     unknown.add(sequence)
                 elif any(
-                    sequence in claimed and self._snapshot.may_have_had(consumer, sequence, job.subject, job.stored_at)
+                    sequence in claimed
+                    and may_have_had(config, consumers, consumer, sequence, job.subject, job.stored_at)
                     for consumer, claimed in claims.items()
                 ):
                     believed.add(sequence)

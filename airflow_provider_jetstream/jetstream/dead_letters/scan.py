@@ -20,8 +20,8 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import in_order, sleep
-from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
-from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams
+from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import Streams, find_exact_streams
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -67,6 +67,7 @@ _ATTEMPTS = 5
 COMPARISONS = 3
 # Which streams can be read in batches takes a list of all streams, so it pays only with many entries.
 _FEW_ENTRIES = 500
+_COMPARED = 64
 
 
 @dataclass(slots=True)
@@ -103,6 +104,11 @@ class Scan:
     _named: frozenset[int] = frozenset()
     # Disputed jobs that no selection names.
     _disputed: frozenset[int] = frozenset()
+    # How often the connection had been restored when the entries were those of the index.
+    _entries_as_of: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._entries_as_of = self._reconnects
 
     @property
     def now(self) -> datetime:
@@ -347,8 +353,43 @@ class Scan:
                 return results
         raise UnreachableError(f"the connection was lost {_ATTEMPTS} times while letters were proved: try again")
 
+    async def unchanged(self, entries: Sequence[int]) -> Sequence[int]:
+        """Return those of some entries that the dead letter queue stores as they were read, or that are removed.
+
+        None, where the queue has lost entries since: a server that loses its power gives their sequences to others.
+        """
+        reconnects = self.connection.reconnects
+        if entries and reconnects != self._entries_as_of:
+            if await self._has_lost_entries():
+                return ()
+            self._entries_as_of = reconnects
+        return entries
+
+    async def _has_lost_entries(self) -> bool:
+        """Compare the last entry that is still stored with the index: those before it were stored before it."""
+        read, name = self.context.dead_letter_queue, self.dead_letter_queue
+        info, last = await stream_info(self.connection, name), int(read["state"]["last_seq"])
+        first = max(1, int(info["state"]["first_seq"]))
+        if info["created"] != read["created"] or int(info["state"]["last_seq"]) < last:
+            return True
+        parser = EntryParser(self.snapshot.queue, self.snapshot.created, self.connection.domain)
+        while self._is_whole and last >= first:
+            sequences = range(max(first, last - _COMPARED + 1), last + 1)
+            messages = await Streams(self.connection).get_many(name, sequences)
+            for message in filter(None, reversed(messages.values())):
+                if job := parser.parse(message) if parser.is_entry(message.subject) else None:
+                    known = ((entry.sequence, entry.recorded_at) for entry in self.index.entries_of(job[0]))
+                    return (job[1].sequence, job[1].recorded_at) not in known
+            last = sequences[0] - 1
+        return False
+
     async def _refresh(self, *, reconnected: bool) -> None:
         reconnects, self.loaded_at = self.connection.reconnects, time.monotonic()
+        if reconnected and self.index.read_to and not await self.unchanged([self.index.read_to]):
+            raise UnreachableError(
+                f"expected the entries in {self.dead_letter_queue} that were read before the connection was lost, found"
+                " others, as where the server has lost its power: try again"
+            )
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
         self.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
         self._reader.update(snapshot=self.snapshot)

@@ -276,9 +276,9 @@ class Requeueing:
             return unstored
         for sequence in letters:
             self._report.redriven.add(sequence, sequence)
-        self._report.entries_left += await remove_entries(
-            self._scan.connection, self._scan.queue, entries, self._scan.context.dead_letter_queue["config"]
-        )
+        config, finished = self._scan.context.dead_letter_queue["config"], await self._scan.unchanged(entries)
+        left = await remove_entries(self._scan.connection, self._scan.queue, finished, config)
+        self._report.entries_left += left + len(entries) - len(finished)
         await self._on_requeued()
         return unstored
 

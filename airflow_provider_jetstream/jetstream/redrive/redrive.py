@@ -262,7 +262,7 @@ class _Step:
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
             target=target,
-            gathers_entries=True,
+            unchanged=scan.unchanged,
             discards=partial(Discards, scan, request, lambda: operation.id) if request.discard else None,
         )
         self._requeueing = Requeueing(

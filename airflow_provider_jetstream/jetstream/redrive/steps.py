@@ -44,7 +44,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, OpenIntent
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -92,8 +92,9 @@ class Steps:
     :param removes_entries: whether the entries of redriven letters are removed
     :param claims: the claims of the letters' entries, where handlers may get them
     :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
-    :param gathers_entries: whether finished entries stay until they are many, or :meth:`remove_entries` is called. One
-        that a redrive leaves because it is cut off does no harm: the audit says what was done to its letter
+    :param unchanged: returns those of some entries that are still the ones that were read. With it, finished entries
+        stay until they are many, or :meth:`remove_entries` is called. One that a redrive leaves because it is cut off
+        does no harm: the audit says what was done to its letter
     :param discards: returns what builds the records of letters that are discarded, where letters are
     """
 
@@ -110,7 +111,7 @@ class Steps:
         removes_entries: bool = True,
         claims: Claims | None = None,
         rest_in_place: bool = False,
-        gathers_entries: bool = False,
+        unchanged: Callable[[Sequence[int]], Awaitable[Sequence[int]]] | None = None,
         discards: Callable[[LetterRecords], Discards] | None = None,
     ) -> None:
         self._connection = connection
@@ -135,9 +136,10 @@ class Steps:
         self._discards = discards(self.records) if discards else None
         self.without_room: dict[int, str] = {}
         # A handler would get entries that were claimed, so these don't stay.
-        self._entries_at_once = ENTRIES_AT_ONCE if gathers_entries and claims is None else 1
+        self._entries_at_once = ENTRIES_AT_ONCE if unchanged and claims is None else 1
         self._entries: list[int] = []
         self._removes_entries = removes_entries
+        self._unchanged = unchanged
         # Without an archive nothing tells another publisher's job from the new one, once it is done. Two attempts of a
         # task of Spark store a new job once only under an id that both compute.
         self._has_hidden_ids = removes_entries and self._target.for_intent(0).archive is None
@@ -423,8 +425,10 @@ class Steps:
     async def remove_entries(self) -> None:
         """Remove finished entries that are still stored."""
         entries, self._entries = self._entries, []
+        finished = await self._unchanged(entries) if self._unchanged else entries
         config = self._dead_letter_queue["config"]
-        self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)
+        left = await remove_entries(self._connection, self._queue, finished, config)
+        self._report.entries_left += left + len(entries) - len(finished)
 
     def _why_parked(self, letter: DeadLetter) -> str:
         if self._request.undo:

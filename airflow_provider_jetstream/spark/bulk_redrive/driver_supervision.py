@@ -406,7 +406,9 @@ class DriverSupervision:
         if datetime.fromisoformat(info["created"]) > scan.snapshot.taken_at:
             # It was created anew and counts from 1 again: its entries are about other letters.
             return 0
-        return await remove_entries(self._connection, scan.queue, entries, info["config"])
+        unchanged = await scan.unchanged(entries)
+        left = await remove_entries(self._connection, scan.queue, unchanged, info["config"])
+        return left + len(entries) - len(unchanged)
 
     def end_step(self) -> None:
         """Record how the step ended.
