@@ -44,22 +44,4 @@ __all__ = [
     "write_rows",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
-        "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
-        "dead_letters.repairs": ["read_repaired", "repair"],
-        "dead_letters.report": ["triage", "write_report"],
-        "errors": [
-            "DataLossError",
-            "RepairContractError",
-            "RepairedLettersError",
-            "RowsNotStoredError",
-            "SparkOptionError",
-        ],
-        "source.data_source": ["register"],
-        "source.lag_listener": ["LagListener", "QueryLag", "StreamLag"],
-        "source.writer": ["write_rows"],
-    },
-)
+__getattr__ = lazy_exports(__name__)

@@ -19,11 +19,4 @@ __all__ = [
     "Worker",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "delivery": ["Delivery"],
-        "errors": ["GiveUpError", "HandlerDeadlineError", "RetryLaterError"],
-        "worker": ["Worker"],
-    },
-)
+__getattr__ = lazy_exports(__name__)

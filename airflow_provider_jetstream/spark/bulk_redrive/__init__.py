@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "preview_letters", "redrive_letters"]
 
-__getattr__ = lazy_exports(__name__, {"driver": ["Progress", "preview_letters", "redrive_letters"]})
+__getattr__ = lazy_exports(__name__)

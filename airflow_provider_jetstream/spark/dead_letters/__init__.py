@@ -24,11 +24,4 @@ __all__ = [
     "write_report",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "read": ["read_letters", "read_snapshot", "snapshot"],
-        "repairs": ["Repairing", "read_repaired", "repair"],
-        "report": ["ReportSummary", "Triage", "triage", "write_report"],
-    },
-)
+__getattr__ = lazy_exports(__name__)
