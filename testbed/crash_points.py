@@ -253,8 +253,8 @@ def kill_at_call(
 
 def send_now(connection: NatsPyConnection, messages: bytes) -> None:
     """Send what is written, and these messages, at once: what is written later may be lost with the process."""
-    connection.session.write(messages)
-    connection.session.flush()
+    connection.send(messages)
+    connection.flush()
 
 
 def _send(sock: socket.socket, fields: dict[str, Any]) -> None:

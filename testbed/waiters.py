@@ -8,7 +8,6 @@ from typing import Any
 
 from airflow_provider_jetstream.jetstream import Cursor, WaitPolicy, WaitReport, WorkQueue, wait
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.nats_server import NatsServer
 from testbed.queues import store_completion
 
@@ -21,6 +20,11 @@ class Waiter:
 
     task: asyncio.Task[WaitReport]
     remaining: list[int] = field(default_factory=list)
+
+
+async def consumer_names(connection: NatsPyConnection, stream: str) -> list[str]:
+    """Return the names of a stream's consumers, at most a thousand."""
+    return list((await connection.api(f"CONSUMER.NAMES.{stream}"))["consumers"] or ())
 
 
 def start_waiting(

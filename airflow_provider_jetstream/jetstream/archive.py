@@ -12,14 +12,13 @@ where every later one is of a later job.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import next_message
-from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
@@ -204,14 +203,6 @@ class ArchiveReader:
                 return message
             start = message.sequence + 1
         return None
-
-
-async def with_archived_subject(archive: ArchiveReader | None, message: StoredMessage) -> StoredMessage:
-    """Return a job with its whole subject from the archive, where the server's answer has a part of it."""
-    if archive is None or UNKNOWN_BYTE not in message.subject:
-        return message
-    copy = await archive.find(message.sequence)
-    return replace(message, subject=copy.subject) if copy and copy.time == message.time else message
 
 
 def republished_message(copy: StoredMessage) -> StoredMessage:

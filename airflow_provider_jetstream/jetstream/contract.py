@@ -277,14 +277,6 @@ def job_schedule_filters(queue: str, job_id: str) -> tuple[str, ...]:
     return (f"scheduled.{queue}.once.{id_token(job_id)}.*", schedule_repeated_subject(queue, job_id))
 
 
-def death_filter(queue: str) -> str:
-    """Return the filter of the server's advisories about a queue's jobs, those of dead letters included.
-
-    It is one filter, since a read by sequence takes only one.
-    """
-    return f"$JS.EVENT.ADVISORY.CONSUMER.*.{queue}.*"
-
-
 def completion_filter(queue: object) -> str:
     """Return the filter of the subjects on which the ends of jobs are stored."""
     return f"completed.{queue}.>"

@@ -1,33 +1,30 @@
 """A connection to the simulated server: the same protocol that the package uses with a real one.
 
-Everything above the frames is the package's own code: requests and their answers go through its
-:class:`~airflow_provider_jetstream.jetstream.client.answer_inbox.AnswerInbox`.
+Everything above the frames is the package's own code: requests and their answers are those of its
+:class:`~airflow_provider_jetstream.jetstream.client.loop_connection.LoopConnection`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from nats.aio.msg import Msg
 from typing_extensions import override
 
-from airflow_provider_jetstream.jetstream import Connection
-from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values
-from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, STATUS, is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader, encode_message, encode_subject
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS
+from airflow_provider_jetstream.jetstream.client.loop_connection import LoopConnection
+from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from testbed.simulated.server import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage
     from airflow_provider_jetstream.jetstream.client.wire import FrameForm
-    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from testbed.simulated.server import SimulatedServer
 
 _LEAST_DELAY, _MOST_DELAY = 0.0001, 0.005
@@ -39,7 +36,7 @@ _CHANGES = ("audit.q.letters.", "parked.q.", "STREAM.MSG.DELETE.")
 OWNER: ContextVar[str] = ContextVar("OWNER", default="")
 
 
-class SimulatedConnection(Connection):
+class SimulatedConnection(LoopConnection):
     """A connection of one actor; messages take a random time each way, and stay in order.
 
     :param timeout: seconds for one request
@@ -49,6 +46,7 @@ class SimulatedConnection(Connection):
     """
 
     def __init__(self, server: SimulatedServer, *, timeout: float = 5.0) -> None:
+        super().__init__()
         self.server = server
         self.owner = OWNER.get()
         self.timeout = timeout
@@ -56,7 +54,6 @@ class SimulatedConnection(Connection):
         self.delay = _MOST_DELAY
         self.changes_left: int | None = None
         self._draw = server.loop.draws.of("connection", self.owner)
-        self._answers = AnswerInbox(self)
         self._listeners: list[Listener] = []
         self._inboxes = 0
         self._name = f"_INBOX.{server.new_id()}"
@@ -112,6 +109,7 @@ class SimulatedConnection(Connection):
         for listener in self._listeners:
             self.server.listeners.add(listener)
         self._connected.set()
+        self.repeat_reads()
 
     def close(self) -> None:
         """Close it for good."""
@@ -177,92 +175,12 @@ class SimulatedConnection(Connection):
         return f"{self._name}.{self._inboxes}"
 
     @override
-    async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
-        return await self._request(subject, payload, time_limit)
-
-    @override
-    async def publish_acknowledged(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
-    ) -> bytes:
-        return await self._request(subject, payload, time_limit, headers or {})
-
-    async def _request(
-        self, subject: str, payload: bytes, time_limit: float | None, headers: dict[str, str] | None = None
-    ) -> bytes:
-        limit = self.timeout if time_limit is None else time_limit
-        if not await self.wait_until_connected(limit):
-            raise UnreachableError(f"the connection is lost for {limit:g} s already, so nothing was sent on {subject}")
-        return await self._answers.request(subject, payload, limit, headers)
-
-    @override
-    async def request_status(self, subject: str, payload: bytes) -> str:
-        (headers, _), *_ = await self._collected(subject, payload, lambda _: True)
-        return headers[STATUS].decode() if headers.startswith(b"NATS/1.0 ") else ""
-
-    @override
-    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
-        return await self._collected(subject, payload, is_last_of_batch)
-
-    async def _collected(self, subject: str, payload: bytes, is_last: Callable[[bytes], bool]) -> list[RawMessage]:
-        answers: list[RawMessage] = []
-        ended = asyncio.get_running_loop().create_future()
-
-        def collect(_subject: str, _reply: str, headers: bytes, body: bytes) -> None:
-            answers.append((headers, body))
-            if is_last(headers) and not ended.done():
-                ended.set_result(None)
-
-        inbox = self.new_inbox()
-        listener = self._listen(inbox, collect)
-        try:
-            async with asyncio.timeout(self.timeout):
-                self.write(encode_message(encode_subject(subject), payload, b"", inbox.encode()))
-                await ended
-        except TimeoutError:
-            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s") from None
-        finally:
-            self._unlisten(listener)
-        return answers
-
-    @override
-    async def request_many(
-        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
-    ) -> list[bytes | TransientError]:
-        return await self._answers.request_many(requests, headers)
-
-    @override
     async def wait_for_room(self) -> None:
         await asyncio.sleep(0)
 
     @override
     async def drop_unsent(self) -> None:
         await asyncio.sleep(self.delay)
-
-    @override
-    async def publish(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
-    ) -> None:
-        block = encode_headers(headers) if headers else b""
-        self.write(encode_message(encode_subject(subject), payload, block, reply.encode()))
-
-    @override
-    async def subscribe(
-        self,
-        subject: str,
-        callback: Callable[[Msg], Awaitable[None]],
-        on_denied: Callable[[PermissionDeniedError], None] | None = None,
-    ) -> SimulatedSubscription:
-        queue: asyncio.Queue[Msg] = asyncio.Queue()
-
-        def receive(subject: str, reply: str, headers: bytes, data: bytes) -> None:
-            parsed = dict(_status(headers)) if headers.startswith(b"NATS/1.0 ") else first_values(headers)
-            queue.put_nowait(Msg(_client=None, subject=subject, reply=reply, data=data, headers=parsed or None))  # type: ignore[arg-type]
-
-        async def call() -> None:
-            while True:
-                await callback(await queue.get())
-
-        return SimulatedSubscription(self, self._listen(subject, receive), asyncio.create_task(call()))
 
     @override
     async def subscribe_raw(
@@ -282,35 +200,15 @@ class SimulatedConnection(Connection):
 
         return SimulatedSubscription(self, self._listen(subject, receive))
 
-    @asynccontextmanager
-    @override
-    async def discard_inbox(self) -> AsyncIterator[str]:
-        inbox = self.new_inbox()
-        listener = self._listen(inbox, lambda *_: None)
-        try:
-            yield inbox
-        finally:
-            self._unlisten(listener)
-
 
 class SimulatedSubscription:
     """A subscription of a simulated connection."""
 
-    def __init__(
-        self, connection: SimulatedConnection, listener: Listener, task: asyncio.Task[None] | None = None
-    ) -> None:
-        self._connection, self._listener, self._task = connection, listener, task
+    def __init__(self, connection: SimulatedConnection, listener: Listener) -> None:
+        self._connection, self._listener = connection, listener
 
     async def unsubscribe(self) -> None:
-        if self._task:
-            self._task.cancel()
         self._connection._unlisten(self._listener)  # noqa: SLF001
-
-
-def _status(headers: bytes) -> list[tuple[str, str]]:
-    line = headers[9:].partition(b"\r\n")[0].decode()
-    code, _, description = line.partition(" ")
-    return [("Status", code), *([("Description", description)] if description else []), *first_values(headers).items()]
 
 
 def parsed_frames(frames: bytes) -> list[tuple[str, str, bytes, bytes]]:

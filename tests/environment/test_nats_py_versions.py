@@ -1,4 +1,4 @@
-"""The lowest and the newest nats-py: what this package uses of its client's internals is there, and does the same."""
+"""The lowest and the newest nats-py: its client over the package's connection does the same."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def main():
         await subscription.unsubscribe()
         assert (await client.jetstream().publish(f"{name}.a", b"x")).seq == 3_001
         # After a loss nats-py's subscriptions are there again, as this package's are.
-        connection.session.link.abort()
+        connection.link.abort()
         while connection.reconnects == 0:
             await asyncio.sleep(0.01)
         assert b'"messages":3001' in await connection.request(f"$JS.API.STREAM.INFO.{name}")
@@ -99,45 +99,5 @@ def test_the_data_path_works_with_each_supported_nats_py(
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "isn't as expected" not in ended.stderr
     found = ended.stdout.strip()
     assert found.startswith(lowest) if is_lowest else found > lowest
-
-
-# In a process of its own: before the package is imported, nats-py becomes another one.
-_DIFFERING = {
-    "": "",
-    "a name that is gone": """
-import nats.aio.client as module
-source = open(module.__file__).read().replace("_transport", "_carrier")
-exec(compile(source, module.__file__, "exec"), vars(module))
-""",
-    "a transport of which more is asked": """
-import abc
-import nats.aio.transport as module
-def ping(self): ...
-module.Transport.ping = abc.abstractmethod(ping)
-module.Transport.__abstractmethods__ |= {"ping"}
-module.TcpTransport.ping = ping
-""",
-}
-
-
-@pytest.mark.parametrize("difference", _DIFFERING.values(), ids=["locked", *list(_DIFFERING)[1:]])
-def test_where_nats_py_differs_its_public_names_are_used_and_that_is_logged_once(
-    nats: NatsServer, name: str, tmp_path: Path, difference: str
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(f"{difference}\n{_PROGRAM}")
-    ended = subprocess.run(
-        [sys.executable, program, nats.url, name],
-        env={"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    # With the locked version nothing differs.
-    assert ended.stderr.count("This nats-py isn't as expected") == bool(difference)

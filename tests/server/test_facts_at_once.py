@@ -108,7 +108,7 @@ async def test_each_of_them_is_proved_again_after_the_connection_was_lost(
         begun.append(tuple(sequence for sequence, _ in jobs))
         if len(begun) == 2:
             # Both pages are read from the server as it was before.
-            connection.session.reconnects += 1
+            connection.reconnects += 1
             lost.set()
         results = await read(reader, jobs)
         await lost.wait()

@@ -624,7 +624,7 @@ async def test_a_connection_goes_on_after_headers_that_are_none(
     async def receive(message: Any) -> None:
         await received.put(message.data)
 
-    await connection.subscribe(f"{name}.>", receive)
+    await connection.client.subscribe(f"{name}.>", cb=receive)
     await connection.client.flush()
     reader, writer = await asyncio.open_connection("127.0.0.1", nats.port)
     await reader.readline()

@@ -1,4 +1,4 @@
-"""nats-py's client over the package's connection: as its transport, and through the loopback where nats-py differs."""
+"""nats-py's client over the package's connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from nats.errors import (
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client import nats_py
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs
 
@@ -31,16 +30,8 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
-@pytest.fixture(params=["transport", "loopback"])
-def way(request: pytest.FixtureRequest, mocker: MockerFixture) -> str:
-    """How nats-py's client reaches the connection; with nats-py as it is installed, it is the first."""
-    if request.param == "loopback":
-        mocker.patch.object(nats_py, "_difference", return_value="a name that is gone")
-    return str(request.param)
-
-
 @pytest.fixture
-async def connection(way: str, settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
+async def connection(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
     async with connect(settings) as opened:
         yield opened
 
@@ -49,7 +40,7 @@ def tcp_connections(server: NatsServer) -> int:
     return int(server.monitor("connz")["num_connections"])
 
 
-async def test_the_client_and_the_package_share_one_connection_to_the_server(own_nats: NatsServer, way: str) -> None:
+async def test_the_client_and_the_package_share_one_connection_to_the_server(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         assert tcp_connections(own_nats) == 1
         await connection.client.jetstream().account_info()
@@ -137,7 +128,7 @@ async def test_a_flush_for_which_nobody_waits_any_more_leaves_the_connection_ope
     assert connection.reconnects == 0
 
 
-async def test_nothing_is_sent_later_over_another_connection(own_nats: NatsServer, way: str) -> None:
+async def test_nothing_is_sent_later_over_another_connection(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         messages = await connection.client.subscribe("a")
         own_nats.kill()
@@ -156,7 +147,7 @@ async def test_nothing_is_sent_later_over_another_connection(own_nats: NatsServe
         assert (await messages.next_msg(timeout=5)).data == b"late"
 
 
-async def test_a_denied_request_ends_at_once(own_nats: NatsServer, way: str) -> None:
+async def test_a_denied_request_ends_at_once(own_nats: NatsServer) -> None:
     own_nats.config = (
         "accounts { A { jetstream: enabled, users: [{ user: u, password: p, permissions: {"
         ' publish: { deny: ["no.>"] }, subscribe: { deny: ["secret.>"] } } }] } }'
@@ -172,7 +163,7 @@ async def test_a_denied_request_ends_at_once(own_nats: NatsServer, way: str) -> 
         assert connection.reconnects == 0
 
 
-async def test_too_many_subscriptions_cost_only_the_last(own_nats: NatsServer, way: str) -> None:
+async def test_too_many_subscriptions_cost_only_the_last(own_nats: NatsServer) -> None:
     own_nats.config = "max_subscriptions: 2"
     own_nats.restart()
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
@@ -188,11 +179,10 @@ async def test_too_many_subscriptions_cost_only_the_last(own_nats: NatsServer, w
 async def test_a_stranger_on_this_machine_gets_nothing_of_the_connection(
     settings: ConnectionSettings, name: str, mocker: MockerFixture
 ) -> None:
-    mocker.patch.object(nats_py, "_difference", return_value="a name that is gone")
     relays = mocker.spy(asyncio, "start_server")
     async with connect(settings) as connection:
-        (address,) = (server.getsockname() for server in relays.spy_return.sockets)
         messages = await connection.client.subscribe(f"{name}.>")
+        (address,) = (server.getsockname() for server in relays.spy_return.sockets)
         for lines in (
             f"SUB {name}.> 1\r\nPING\r\n",
             f"PUB {name}.a 5\r\nforge\r\nPING\r\n",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,7 +78,7 @@ async def test_a_callback_that_fails_costs_its_message_only(connection: NatsPyCo
     async def note_other(message: object) -> None:
         others.append(getattr(message, "data", b""))
 
-    await connection.subscribe(name, note_other)
+    await connection.client.subscribe(name, cb=note_other)
     connection.write(b"".join(encode_message(name.encode(), body) for body in (b"a", b"bad", b"b")))
     await eventually(lambda: len(others) == 3)
     assert received == others == [b"a", b"bad", b"b"]
@@ -205,16 +206,27 @@ async def test_a_denied_request_of_many_is_named() -> None:
             assert len(await connection.request_many(requests[::2])) == 2
 
 
-async def test_an_inbox_for_many_answers_that_is_denied_is_named() -> None:
-    policy = '{user: u, password: p, permissions: {subscribe: {allow: ["_INBOX.>"], deny: ["_INBOX.denied.>"]}}}'
-    with NatsServer(config=f"authorization {{ users: [{policy}] }}") as server:
+async def test_an_inbox_that_is_denied_for_a_time_is_named_and_opened_anew_afterwards() -> None:
+    def users(permissions: str) -> str:
+        return f"authorization {{ users: [{{user: u, password: p, permissions: {{{permissions}}}}}] }}"
+
+    with NatsServer(config=users("")) as server:
         values = {"servers": (server.url,), "user": "u", "password": "p", "timeout": 60}
         async with connect(connection_settings(values)) as connection:
-            allowed, connection.new_inbox = connection.new_inbox, lambda: "_INBOX.denied.x"  # type: ignore[method-assign]
+            server.config = users('subscribe: {deny: ["_INBOX.>"]}')
+            server.reload()
+            await eventually(lambda: "_INBOX." in str(connection.last_error))
             with pytest.raises(PermissionDeniedError, match="on which answers would arrive"):
                 await connection.request_many([("$JS.API.INFO", b"")] * 3)
-            connection.new_inbox = allowed  # type: ignore[method-assign]
-            assert len(await connection.request_many([("$JS.API.INFO", b"")] * 3)) == 3
+            server.config = users("")
+            server.reload()
+
+            async def is_answered() -> bool:
+                with suppress(PermissionDeniedError):
+                    return len(await connection.request_many([("$JS.API.INFO", b"")] * 3)) == 3
+                return False
+
+            await eventually(is_answered)
 
 
 def test_a_blocking_connection_writes_encoded_messages_too(settings: ConnectionSettings, name: str) -> None:

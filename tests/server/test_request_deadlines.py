@@ -93,6 +93,11 @@ async def test_a_read_is_repeated_once_the_connection_is_restored_and_a_change_i
         one, many, _ = await asyncio.gather(
             stream_info(connection, name), connection.request_many(reads), lose("STREAM.INFO")
         )
+        batch = connection.ask(
+            f"$JS.API.DIRECT.GET.{name}", b'{"seq":1,"next_by_subj":">","batch":2}', lambda headers: b" 204 " in headers
+        )
+        answers, _ = await asyncio.gather(batch, lose("DIRECT.GET"))
+        assert [body for _, body in answers] == [b"a", b"b", b""]
         assert one["state"]["messages"] == 2
         assert many[1::2] == [b"a"] * 50
         assert {name.encode() in answer for answer in many[::2] if isinstance(answer, bytes)} == {True}
@@ -101,7 +106,7 @@ async def test_a_read_is_repeated_once_the_connection_is_restored_and_a_change_i
         with pytest.raises(DeadlineError, match=r"no answer on \$JS\.API\.STREAM\.PURGE"):
             await asyncio.gather(change, lose("STREAM.PURGE"))
         assert await stored_count(connection, name) == 2
-        assert connection.reconnects == 2
+        assert connection.reconnects == 3
         # A pull takes messages: one that is answered twice would take two.
         pull = connection.request(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{CONSUMER}", time_limit=2)
         with pytest.raises(DeadlineError):

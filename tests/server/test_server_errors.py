@@ -133,15 +133,17 @@ async def test_the_refused_subscription_is_named_and_the_others_go_on(own_nats: 
         assert connection.reconnects == 0
 
 
-async def test_requests_beyond_the_limit_fail_at_once(own_nats: NatsServer) -> None:
+async def test_all_requests_together_need_one_subscription(own_nats: NatsServer) -> None:
     own_nats.config = "max_subscriptions: 1"
     own_nats.restart()
     async with connect(settings_of(own_nats)) as connection:
         await connection.api("INFO")
-        with pytest.raises(SubscriptionRefusedError, match=REFUSED):
-            await asyncio.wait_for(connection.request_status("$JS.API.INFO", b""), SOON)
-        with pytest.raises(SubscriptionRefusedError, match=REFUSED):
-            await asyncio.wait_for(connection.request_batch("$JS.API.INFO", b""), SOON)
+        assert len(await connection.ask("$JS.API.INFO")) == 1
+        assert len(await connection.request_many([("$JS.API.INFO", b"")] * 2)) == 2
+        refused = asyncio.get_running_loop().create_future()
+        await connection.subscribe_raw("s", lambda *_: None, refused.set_result)
+        assert isinstance(await asyncio.wait_for(refused, SOON), SubscriptionRefusedError)
+        assert REFUSED in str(refused.result())
 
 
 @pytest.mark.slow
@@ -301,9 +303,9 @@ async def test_the_limits_of_an_account_are_named(own_nats: NatsServer) -> None:
                 await open_it(settings)
     settings = limit(max_subscriptions=1)
     async with connect(settings) as connection:
-        await connection.api("INFO")
-        with pytest.raises(SubscriptionRefusedError, match="maximum subscriptions exceeded"):
-            await asyncio.wait_for(connection.request_status("$JS.API.INFO", b""), SOON)
+        refused = asyncio.get_running_loop().create_future()
+        await connection.subscribe_raw("s", lambda *_: None, refused.set_result)
+        assert "maximum subscriptions exceeded" in str(await asyncio.wait_for(refused, SOON))
 
 
 @pytest.mark.parametrize(

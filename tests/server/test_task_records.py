@@ -340,10 +340,9 @@ async def test_a_job_is_never_stored_before_its_task_is_known(connection: NatsPy
 
     tasks: list[asyncio.Task[None]] = []
 
-    async def arrived(_: object) -> None:
-        tasks.append(asyncio.ensure_future(look()))
-
-    subscription = await connection.subscribe(f"{name}.jobs.>", arrived)
+    subscription = await connection.subscribe_raw(
+        f"{name}.jobs.>", lambda *_: tasks.append(asyncio.ensure_future(look()))
+    )
     await publish_as(connection, queue, ORIGIN, *(b"x" for _ in range(10)))
     await eventually(lambda: len(tasks) == 10)
     await asyncio.gather(*tasks)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.client.blocking.connection import Request, RequestBatch, RequestMany
+from airflow_provider_jetstream.jetstream.client.blocking.connection import Request
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.streams import Streams, read_range
+from airflow_provider_jetstream.jetstream.client.streams import Streams, is_last_of_batch, read_range
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from testbed.face import Headers
@@ -109,19 +109,19 @@ async def test_requests_without_an_answer_end_in_time(
     await connection.client.flush()
     with blocking_connection({"servers": nats.url, "timeout": "0.5"}) as blocking:
         for request in (
-            RequestMany([(name, b"0"), (name, b"1"), (name, b"2")]),
-            RequestBatch(name, b"0"),
-            Request(name, b"1"),
+            Request([(name, b"0"), (name, b"1"), (name, b"2")]),
+            Request([(name, b"0")], is_last=is_last_of_batch),
+            Request([(name, b"1")]),
         ):
 
-            async def send(request: RequestMany | RequestBatch | Request = request) -> object:
+            async def send(request: Request = request) -> object:
                 return await request
 
             with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.5 s"):
                 await run(blocking, send())
 
         async def send_two(payload: bytes) -> list[bytes]:
-            return [body for _, body in await RequestMany([(name, b"0"), (name, payload)])]
+            return [body for _, body in await Request([(name, b"0"), (name, payload)])]
 
         async def both() -> list[object]:
             return await gather([send_two(b"1"), send_two(b"0")])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.session import ServerLink
+from airflow_provider_jetstream.jetstream.client.server_link import ServerLink
 from testbed.ports import LOOPBACK
 
 if TYPE_CHECKING:

@@ -218,13 +218,6 @@ async def find_cancellation(
     return cancellation if cancellation and (stored_at is None or cancellation.covers(stored_at)) else None
 
 
-async def is_cancelled(
-    connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
-) -> bool:
-    """Return whether an id is cancelled; see :func:`find_cancellation`."""
-    return await find_cancellation(connection, queue, job_id, stored_at) is not None
-
-
 @dataclass(frozen=True, slots=True)
 class CancelledMessage:
     """What a worker stores before it acknowledges a cancelled job.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.headers import STATUS
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     ListedConsumers,
     consumer_info,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
-_PUT_BACK = "409"
+# "Message Size Exceeds MaxBytes": the server has put a message back.
+_PUT_BACK = b"409"
 _EXPIRES = 0.05
 
 # A probe ends at the first job that can be delivered, and the server moves that job to the end of its redelivery queue.
@@ -83,10 +85,22 @@ def _may_owe_advisories(info: Mapping[str, Any]) -> bool:
 
 async def _send_probes(connection: Connection, stream: str, info: Mapping[str, Any]) -> None:
     probes = min(info["num_ack_pending"] + 1, MAX_PROBES)
-    subject = pull_subject(stream, info["name"], connection.api_prefix)
-    probe = pull_request(1, expires=_EXPIRES, no_wait=True, max_bytes=1, priority=priority_fields(info["config"]))
-    while probes > 0 and await connection.request_status(subject, probe) == _PUT_BACK:
+    while probes > 0 and await can_deliver(connection, stream, info["config"], info["name"], _EXPIRES, no_wait=True):
         probes -= 1
+
+
+async def can_deliver(
+    connection: Connection, stream: str, config: Mapping[str, Any], consumer: str, seconds: float, *, no_wait: bool
+) -> bool:
+    """Return whether the server can deliver a message: it has put one back which a probe has no room for.
+
+    :param config: the consumer's
+    :param seconds: after so many the server ends the request
+    :param no_wait: whether it does so at once where it has no message
+    """
+    probe = pull_request(1, expires=seconds, no_wait=no_wait, max_bytes=1, priority=priority_fields(config))
+    ((headers, _),) = await connection.ask(pull_subject(stream, consumer, connection.api_prefix), probe)
+    return headers[STATUS] == _PUT_BACK
 
 
 async def _await_advisories(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -159,20 +159,6 @@ async def in_order(coroutines: Iterator[Coroutine[Any, Any, _Result]], ahead: in
             task.cancel()
         # Each error but the first one that the caller has got is of no interest any more.
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def keep_cancellation(awaitable: Awaitable[_Result]) -> _Result:
-    """Wait, and end with a cancellation that came meanwhile, even if what is awaited goes on all the same.
-
-    Before Python 3.12 ``asyncio.wait_for``, with which nats-py waits for the server, returns a result that came just
-    before the cancellation, and the task that was cancelled goes on.
-    """
-    task = asyncio.current_task()
-    cancellations = task.cancelling() if task else 0
-    result = await awaitable
-    if task and task.cancelling() > cancellations:
-        raise asyncio.CancelledError
-    return result
 
 
 def _in_event_loop() -> bool:

@@ -6,7 +6,7 @@ All users of a process share one connection per settings and event loop.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.client.diagnostics import (
     too_old,
     unavailable,
 )
-from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.tls import tls_context
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -70,11 +70,7 @@ async def connect(settings: ConnectionSettings, renew: RenewSettings | None = No
     try:
         yield connection
     finally:
-        # nats-py raises from close() while it is reconnecting, and nothing is left to do about that.
-        with suppress(Exception):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await connection.client.close()
-        await connection.session.close(_CLOSE_SECONDS)
+        await connection.close(_CLOSE_SECONDS)
 
 
 async def _open(
@@ -82,21 +78,18 @@ async def _open(
 ) -> NatsPyConnection:
     # Imported here, since these take long to import and Airflow parses DAG files often.
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.session import Session
 
     check_credentials(settings)
     if settings.encrypted:
         # So that a file that can't be used is reported before anything else is tried.
         tls_context(settings)
-    session = Session(settings, renew)
-    connection = NatsPyConnection(session)
+    connection = NatsPyConnection(settings, renew)
     try:
-        await session.open(failures)
+        await connection.open(failures)
         await _require_jetstream(connection, failures)
-        await connection.client.open()
     except BaseException:
         # It never worked: nothing is worth sending.
-        session.abort()
+        connection.abort()
         raise
     connection.last_error = None
     failures.clear()

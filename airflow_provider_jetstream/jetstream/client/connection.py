@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import (
@@ -28,6 +26,11 @@ if TYPE_CHECKING:
 RawMessage: TypeAlias = tuple[bytes, bytes]
 # Takes subject, reply, headers and body of a message as they are on the wire; without headers ``None``.
 OnMessage: TypeAlias = "Callable[[bytes, bytes, bytes | None, bytes], None]"
+
+
+def is_only_answer(_: bytes) -> bool:
+    """Say of each answer that none follows."""
+    return True
 
 
 class Subscription(Protocol):
@@ -120,19 +123,16 @@ class Connection(Protocol):
         :raises PermissionDeniedError: the user may not send the request, or not receive the answer
         """
 
-    async def request_status(self, subject: str, payload: bytes) -> str:
-        """Send a request that the server answers by a status alone, such as ``404``; empty where it has none.
+    async def ask(
+        self, subject: str, payload: bytes = b"", is_last: Callable[[bytes], bool] = is_only_answer
+    ) -> list[RawMessage]:
+        """Send a request and return all of its answers, each with its headers, such as those that are a status.
 
-        :raises TransientError: no answer
-        """
+        A batch of direct gets (ADR-31, "JetStream Direct Get") has many answers, of which the last one has a status.
 
-    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
-        """Send a request that the server answers by many messages and a last one that has a status.
-
-        Protocol: ADR-31, "JetStream Direct Get".
-
-        :return: every answer, the last one included
-        :raises TransientError: the last answer didn't come
+        :param is_last: tells by the headers of an answer whether none follows
+        :raises TransientError: the last answer didn't come, or the connection is lost
+        :raises PermissionDeniedError: the user may not send the request, or not receive the answers
         """
 
     async def request_many(
@@ -182,19 +182,6 @@ class Connection(Protocol):
     def new_inbox(self) -> str:
         """Return a new subject for answers."""
 
-    async def subscribe(
-        self,
-        subject: str,
-        callback: Callable[[Msg], Awaitable[None]],
-        on_denied: Callable[[PermissionDeniedError], None] | None = None,
-    ) -> Subscription:
-        """Subscribe to a subject; needs an event loop.
-
-        :param on_denied: is called, until the end of the subscription, with every denial of something that was
-            published or subscribed to on this connection; it looks whether the denied subject is its own
-        :raises UnreachableError: the connection is closed
-        """
-
     async def subscribe_raw(
         self,
         subject: str,
@@ -207,7 +194,8 @@ class Connection(Protocol):
         It must not block: the next messages of the connection wait for it. What it raises is logged, and the message
         is dropped.
 
-        :param on_denied: as for :meth:`subscribe`
+        :param on_denied: is called, until the end of the subscription, with every denial of something that was
+            published or subscribed to on this connection; it looks whether the denied subject is its own
         :param form: takes most messages before the function gets them
         :raises UnreachableError: the connection is closed
         """

@@ -19,8 +19,6 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
-
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 _DENIAL: Final = re.compile(
@@ -145,9 +143,3 @@ def _unescape(match: re.Match[str]) -> str:
     if byte:
         return bytes([int(byte, 16)]).decode("utf-8", "surrogateescape")
     return chr(int(character, 16)) if character else str(other)
-
-
-def fail(answer: asyncio.Future[object], denial: PermissionDeniedError, purpose: str = "") -> None:
-    """Let a future fail with an error of its own, since each has a traceback of its own."""
-    if not answer.done():
-        answer.set_exception(denial.again(purpose))

@@ -14,6 +14,9 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 # How headers begin that are a status of the server.
 STATUS_LINE: Final = b"NATS/1.0 "
+# Where the status is in them.
+STATUS: Final = slice(9, 12)
+NO_RESPONDERS: Final = b"NATS/1.0 503"
 
 _SERVERS = "Nats-"
 _LINE_BREAKS = str.maketrans("\r\n", "  ")

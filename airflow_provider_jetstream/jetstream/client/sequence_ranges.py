@@ -126,13 +126,6 @@ class SequenceRanges:
         for index in range(0, len(self.bounds), 2):
             yield self.bounds[index], self.bounds[index + 1] - 1
 
-    def first_from(self, sequence: int) -> int | None:
-        """Return the first sequence that isn't below another one; ``None`` where there is none."""
-        if sequence in self:
-            return sequence
-        index = bisect_right(self.bounds, sequence)
-        return self.bounds[index] if index < len(self.bounds) else None
-
 
 def ranges_text(ranges: SequenceRanges, limit: int = 10) -> str:
     """Return sequences as text for people, such as ``3, 7-9 and 12 more``."""

@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import random
-import socket
+import secrets
 import ssl
 import time
 from collections import deque
@@ -22,10 +22,12 @@ from urllib.parse import urlsplit
 from airflow_provider_jetstream.jetstream.client.credentials import connect_command
 from airflow_provider_jetstream.jetstream.client.denials import error_kind, parse_denial
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
+from airflow_provider_jetstream.jetstream.client.loop_connection import LoopConnection
 from airflow_provider_jetstream.jetstream.client.outage import Outage
+from airflow_provider_jetstream.jetstream.client.server_link import MOST_UNSENT, ServerLink, ServerReport, said
 from airflow_provider_jetstream.jetstream.client.tls import plaintext_report, require_certificate, tls_context
-from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
-from airflow_provider_jetstream.jetstream.client.wire import FrameReader, encode_subject, parse_server_info
+from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, limit_send_time
+from airflow_provider_jetstream.jetstream.client.wire import encode_subject, parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     SubscriptionRefusedError,
@@ -48,13 +50,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_SID: Final = b"c"
 _PING, _PONG = b"PING\r\n", b"PONG\r\n"
-_MOST_SAID: Final = 16_384
-# A read brings hundreds of messages, whose callbacks together would hold the event loop for twenty milliseconds: other
-# tasks run after some messages that took so many seconds of CPU time.
-_AT_ONCE: Final = 4
-_SLICE_SECONDS: Final = 0.004
-# Bytes that may be written and not yet taken by the operating system.
-_MOST_UNSENT: Final = 2 << 20
 _UNHANDLED: Final = (ValueError, LookupError, TypeError, AttributeError)
 _FIRST_TRIES: Final = 2
 # Seconds between two rounds of attempts.
@@ -63,10 +58,6 @@ _MOST_PAUSE: Final = 1.0
 _RENEW_SECONDS: Final = 10.0
 _PING_EVERY: Final = 120.0
 _MOST_UNANSWERED: Final = 2
-
-
-class _ServerReport(Exception):  # noqa: N818
-    """What a server said before it ended a connection, as the text of its ``-ERR``."""
 
 
 class _Server(NamedTuple):
@@ -80,175 +71,26 @@ class _Server(NamedTuple):
     tls_name: str
 
 
-class ServerLink(asyncio.Protocol):
-    """One TCP connection to a server, with TLS where it was asked for.
-
-    :param on_message: gets each message: subscription, subject, reply, headers and body
-    :param on_control: gets each control line once the handshake is over
-    :param on_lost: is called at the end of the connection
-    :param stats: what it counts in ``in_msgs`` and ``in_bytes``
-    :ivar is_open: whether the handshake is over
-    """
-
-    def __init__(
-        self,
-        on_message: Callable[[bytes, bytes, bytes, bytes | None, bytes], None],
-        on_control: Callable[[bytes, bytes], None],
-        on_lost: Callable[[ServerLink, Exception], None],
-        stats: dict[str, int],
-    ) -> None:
-        self.reader = FrameReader()
-        self._stats = stats
-        self.is_open = False
-        self.lines: deque[tuple[bytes, bytes]] = deque()
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_message = on_message
-        self._on_control = on_control
-        self._on_lost = on_lost
-        self._arrived = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._lost: Exception | None = None
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101
-        self._transport = transport
-        transport.set_write_buffer_limits(_MOST_UNSENT)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end of the connection."""
-        self._lost = self._lost or exc or ConnectionError("the server closed the connection")
-        self._arrived.set()
-        self._writable.set()
-        if not self.ended.done():
-            self.ended.set_result(None)
-        self._on_lost(self, self._lost)
-
-    def pause_writing(self) -> None:
-        """Note that much is written that the operating system hasn't taken."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """Note that there is room again."""
-        self._writable.set()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
-        self.reader.feed(data)
-        if self._read() and self._transport:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        if self._lost is not None or self._transport is None:
-            return
-        if self._read():
-            asyncio.get_running_loop().call_soon(self._read_on)
-        elif not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def _read(self) -> bool:
-        """Hand over what has arrived, and return whether there is more, which other tasks come before."""
-        began = time.thread_time()
-        try:
-            while self.reader.read(self._on_message, self._take_line, _AT_ONCE):
-                if time.thread_time() - began >= _SLICE_SECONDS:
-                    return True
-        except WireError as error:
-            log.warning("The connection is dropped: %s", error)
-            self.fail(error)
-        finally:
-            self._stats["in_msgs"] += self.reader.messages
-            self._stats["in_bytes"] += self.reader.size
-            self.reader.messages = self.reader.size = 0
-        return False
-
-    def _take_line(self, op: bytes, line: bytes) -> None:
-        if self.is_open:
-            self._on_control(op, line)
-        else:
-            self.lines.append((op, line))
-            self._arrived.set()
-
-    async def next_line(self) -> tuple[bytes, bytes]:
-        """Return the name of the next line of the handshake, and the line.
-
-        :raises _ServerReport: the server refuses the connection
-        """
-        while not self.lines:
-            if self._lost is not None:
-                raise self._lost
-            self._arrived.clear()
-            await self._arrived.wait()
-        op, line = self.lines.popleft()
-        if op == b"-ERR":
-            raise _ServerReport(_said(line))
-        return op, line
-
-    async def start_tls(self, context: ssl.SSLContext, name: str) -> None:
-        """Encrypt the connection."""
-        if self._transport is None or self._lost is not None:
-            raise self._lost or ConnectionError("the server closed the connection")
-        encrypted = await asyncio.get_running_loop().start_tls(self._transport, self, context, server_hostname=name)
-        if encrypted is None:
-            raise self._lost or ConnectionError("the server closed the connection")
-        self.connection_made(encrypted)
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        if self._transport is None or self._lost is not None:
-            return
-        self._transport.write(data)
-        if not self.is_open and self._transport.is_closing():
-            # The server has closed the connection, and asyncio is about to close the socket unread.
-            with suppress(OSError, WireError), self._transport.get_extra_info("socket").dup() as unread:
-                self.reader.feed(unread.recv(_MOST_SAID, socket.MSG_DONTWAIT))
-                self._read()
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes the operating system hasn't taken."""
-        return self._transport.get_write_buffer_size() if self._transport else 0
-
-    async def wait_for_room(self) -> None:
-        """Wait while much is written that the operating system hasn't taken."""
-        await self._writable.wait()
-
-    def fail(self, error: Exception) -> None:
-        """End the connection for a reason."""
-        self._lost = self._lost or error
-        self.abort()
-
-    def close(self) -> None:
-        """End the connection once all is sent."""
-        if self._transport:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End the connection, and drop what isn't sent."""
-        if self._transport:
-            if (connected := self._transport.get_extra_info("socket")) is not None:
-                with suppress(OSError):
-                    drop_when_closed(connected)
-            self._transport.abort()
-
-
 class SessionSubscription:
     """A subscription of a session; sent again over each later connection."""
 
     __slots__ = ("_session", "form", "number", "on_denied", "on_message", "subject")
 
     def __init__(
-        self, session: Session, number: bytes, subject: str, on_message: OnMessage, form: FrameForm | None
+        self,
+        session: Session,
+        number: bytes,
+        subject: str,
+        on_message: OnMessage,
+        on_denied: Callable[[PermissionDeniedError], None] | None,
+        form: FrameForm | None,
     ) -> None:
         self._session = session
         self.number = number
         self.subject = subject
         self.on_message = on_message
+        self.on_denied = on_denied
         self.form = form
-        self.on_denied: Callable[[PermissionDeniedError], None] | None = None
 
     @property
     def command(self) -> bytes:
@@ -260,34 +102,35 @@ class SessionSubscription:
         self._session.unsubscribe(self)
 
 
-class Session:
+class Session(LoopConnection):
     """A connection that restores itself until it is closed.
 
     :param settings: servers, credentials and TLS; what was sent may be on its way for their time limit
     :param renew: reads the settings again, where a lost connection can't be restored by the ones known
-    :ivar close_reason: why the session ended for good, where the server is the reason
-    :ivar on_report: gets what the connection reports about itself
     :ivar on_client_message: gets messages to subscriptions of nats-py's client, whose numbers begin with
         :data:`CLIENT_SID`
     :ivar on_change: is called when the connection is there, lost or closed
-    :ivar on_restored: is called when a lost connection is there again, with all its subscriptions
     """
 
+    is_closed = False
+    reconnects = 0
+    close_reason: JetStreamProviderError | None = None
+
     def __init__(self, settings: ConnectionSettings, renew: RenewSettings | None = None) -> None:
+        super().__init__()
         self.settings = settings
+        self.timeout = settings.timeout
+        self.api_prefix = settings.jetstream_api
+        self.api_level = 0
         self.outage = Outage()
         self.info: dict[str, Any] = {}
         self.server: _Server | None = None
         self.link: ServerLink | None = None
-        self.is_closed = False
-        self.reconnects = 0
-        self.close_reason: JetStreamProviderError | None = None
         # Those of nats-py's client, which counts its own messages in them.
         self.stats = dict.fromkeys(("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects", "errors_received"), 0)
-        self.on_report: Callable[[Exception], None] = lambda _: None
         self.on_client_message: Callable[[bytes, bytes, bytes, bytes | None, bytes], None] = lambda *_: None
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_restored: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
+        self._inbox_prefix = settings.inbox_prefix
         self._renew = renew
         self._servers: list[_Server] = _addresses(settings)
         self._last_words: Exception | None = None
@@ -296,7 +139,6 @@ class Session:
         self._subscriptions: dict[bytes, SessionSubscription] = {}
         # The subjects of subscriptions that the server hasn't taken yet, in their order.
         self._unconfirmed: list[tuple[str, asyncio.Future[None]]] = []
-        self._followers: dict[int, Callable[[PermissionDeniedError], None]] = {}
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._out: list[bytes] = []
         self._out_size = 0
@@ -330,19 +172,37 @@ class Session:
             for server in tuple(self._servers):
                 try:
                     await self._dial(server)
-                except (OSError, _ServerReport, JetStreamProviderError) as error:
+                except (OSError, ServerReport, JetStreamProviderError) as error:
                     failures.append(error)
                     self.outage.record(error)
                 else:
                     return
         raise explain(self.settings, failures)
 
-    async def wait_until_connected(self) -> None:
-        """Wait while a lost connection is restored; return at once from a closed one."""
-        while not (self.is_connected or self.is_closed):
-            await self._changed.wait()
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """The server's version as numbers."""
+        major, minor, patch = server_version(self.info)
+        return major, minor, patch
 
-    async def close(self, seconds: float) -> None:
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server accepts, headers included, in bytes."""
+        return int(self.info["max_payload"])
+
+    def new_inbox(self) -> str:
+        """Return a new subject for answers."""
+        return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
+
+    async def wait_until_connected(self, seconds: float | None) -> bool:
+        """Wait while a lost connection is restored, and return whether it is there; at once where it is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self.is_connected or self.is_closed):
+                    await self._changed.wait()
+        return self.is_connected
+
+    async def finish(self, seconds: float) -> None:
         """Close the connection once all is sent.
 
         :param seconds: how long it may take; what isn't sent then is dropped
@@ -391,7 +251,7 @@ class Session:
     async def _dial(self, server: _Server) -> None:
         """Connect to a server.
 
-        :raises _ServerReport: the server refuses the connection
+        :raises ServerReport: the server refuses the connection
         :raises JetStreamProviderError: the connection wouldn't be what the settings ask for
         :raises OSError: there is no connection
         """
@@ -402,8 +262,8 @@ class Session:
                 info = await self._introduce(link, server)
         except BaseException as error:
             link.abort()
-            if isinstance(error, OSError) and (said := await _reported(link, server, error)):
-                raise _ServerReport(said) from None
+            if isinstance(error, OSError) and (text := await _reported(link, server, error)):
+                raise ServerReport(text) from None
             raise
         self.info, self.server, self.link, self._opened_at = info, server, link, time.monotonic()
         self._discover(info, server)
@@ -465,12 +325,12 @@ class Session:
                     if await self._has_other_settings() or self.is_closed:
                         break
                     await self._dial(server)
-                except (OSError, _ServerReport, JetStreamProviderError) as error:
-                    self.on_report(error)
+                except (OSError, ServerReport, JetStreamProviderError) as error:
+                    self.last_error = error
                     self.outage.record(error)
                 else:
                     self.reconnects += 1
-                    self.on_restored()
+                    self.repeat_reads()
                     return
             await self._pause()
 
@@ -514,7 +374,7 @@ class Session:
         words, self._last_words = self._last_words, None
         if words is None:
             # How the connection ends says less than what the server said before.
-            self.on_report(error)
+            self.last_error = error
         self.outage.begin(words)
         self._restoring = asyncio.get_running_loop().create_task(self._restore())
         self._change()
@@ -533,7 +393,7 @@ class Session:
         if self.link is None:
             return
         if self._unanswered >= _MOST_UNANSWERED:
-            self._drop(self.link, _ServerReport("stale connection"))
+            self._drop(self.link, ServerReport("stale connection"))
             return
         self._unanswered += 1
         self.ping().add_done_callback(self._is_alive)
@@ -559,13 +419,13 @@ class Session:
     def _on_control(self, op: bytes, line: bytes) -> None:
         match op:
             case b"PING":
-                self.write(_PONG, 0)
+                self.send(_PONG)
             case b"PONG" if self._pongs:
                 pong = self._pongs.popleft()
                 if not pong.done():
                     pong.set_result(None)
             case b"-ERR":
-                self._on_error(_said(line))
+                self._on_error(said(line))
             case b"INFO":
                 info = parse_server_info(line[len(b"INFO ") :])
                 self.info |= info
@@ -581,8 +441,8 @@ class Session:
         if kind == "subscription" and (subject := self._take_unconfirmed()) is not None:
             self._deny(SubscriptionRefusedError(subject, user, text))
             return
-        error = _ServerReport(text)
-        self.on_report(error)
+        error = ServerReport(text)
+        self.last_error = error
         if kind == "subscription":
             # One of those that are sent again after a loss, nobody knows which: it would stay silent.
             self.close_reason = SubscriptionRefusedError("what it had subscribed to", user, text)
@@ -600,13 +460,14 @@ class Session:
         return None
 
     def _deny(self, denial: PermissionDeniedError) -> None:
-        self.on_report(denial)
-        for follower in list(self._followers.values()):
-            follower(denial)
+        self.last_error = denial
+        for subscription in list(self._subscriptions.values()):
+            if subscription.on_denied:
+                subscription.on_denied(denial)
 
     # Sending
 
-    def subscribe(
+    async def subscribe_raw(
         self,
         subject: str,
         on_message: OnMessage,
@@ -622,8 +483,9 @@ class Session:
         if self.is_closed:
             raise self.loss
         encode_subject(subject)
-        number = b"%d" % self.follow(on_denied)
-        subscription = SessionSubscription(self, number, subject, on_message, form)
+        self._number += 1
+        number = b"%d" % self._number
+        subscription = SessionSubscription(self, number, subject, on_message, on_denied, form)
         if form:
             form.bind(self._number)
         self._subscriptions[number] = subscription
@@ -631,17 +493,6 @@ class Session:
             self._start(subscription, self.link)
             self.confirm(subject)
         return subscription
-
-    def follow(self, on_denied: Callable[[PermissionDeniedError], None] | None) -> int:
-        """Call a function with every denial; return a number for :meth:`unfollow`."""
-        self._number += 1
-        if on_denied:
-            self._followers[self._number] = on_denied
-        return self._number
-
-    def unfollow(self, number: int) -> None:
-        """Call the function no more."""
-        self._followers.pop(number, None)
 
     def confirm(self, subject: str) -> None:
         """Note that a subscription was sent just now, so that its refusal, which names none, is known for its own.
@@ -654,30 +505,32 @@ class Session:
     def _start(self, subscription: SessionSubscription, link: ServerLink) -> None:
         if subscription.form:
             link.reader.forms[subscription.number] = subscription.form
-        self.write(subscription.command, 0)
+        self.send(subscription.command)
 
     def unsubscribe(self, subscription: SessionSubscription) -> None:
         """End a subscription."""
         number = subscription.number
-        self.unfollow(int(number))
         if self._subscriptions.pop(number, None) and self.link:
             self.link.reader.forms.pop(number, None)
-            self.write(b"UNSUB %b\r\n" % number, 0)
+            self.send(b"UNSUB %b\r\n" % number)
 
     def write(self, frames: bytes, messages: int = 1) -> None:
-        """Send encoded frames together with all else that is written before the event loop's next turn.
+        """Send encoded messages together with all that is written in the same turn of the loop."""
+        self.send(frames)
+        self.stats["out_msgs"] += messages
+        self.stats["out_bytes"] += len(frames)
+
+    def send(self, frames: bytes) -> None:
+        """Send frames of any kind together with all else that is written before the event loop's next turn.
 
         :raises UnreachableError: the connection is lost; nothing is sent, now or later
         """
         if self.link is None:
-            raise self.loss
+            raise self.unsent("nothing was sent")
         if not self._out:
             asyncio.get_running_loop().call_soon(self.flush)
         self._out.append(frames)
         self._out_size += len(frames)
-        if messages:
-            self.stats["out_msgs"] += messages
-            self.stats["out_bytes"] += len(frames)
 
     def flush(self) -> None:
         """Hand over to the operating system what is written."""
@@ -689,7 +542,7 @@ class Session:
     async def wait_for_room(self) -> None:
         """Wait while more is written than is to be held, though not longer than for one request."""
         link = self.link
-        if link is None or self._out_size + link.unsent <= _MOST_UNSENT:
+        if link is None or self._out_size + link.unsent <= MOST_UNSENT:
             return
         self.flush()
         with suppress(TimeoutError):
@@ -703,7 +556,7 @@ class Session:
             pong.cancel()
             return pong
         self._pongs.append(pong)
-        self.write(_PING, 0)
+        self.send(_PING)
         return pong
 
     async def drop_unsent(self) -> None:
@@ -718,7 +571,7 @@ class Session:
         await asyncio.wait([pong], timeout=PING_SECONDS)
         if not pong.done() and link is self.link:
             log.warning("The server hasn't answered for too long: the connection is dropped with what isn't sent")
-            self._drop(link, _ServerReport("stale connection"))
+            self._drop(link, ServerReport("stale connection"))
 
 
 def _addresses(settings: ConnectionSettings) -> list[_Server]:
@@ -737,15 +590,11 @@ def _is_ip(host: str) -> bool:
     return True
 
 
-def _said(line: bytes) -> str:
-    return line.partition(b" ")[2].decode(errors="replace").strip().strip("'")
-
-
 async def _reported(link: ServerLink, server: _Server, error: OSError) -> str:
     """Return what the server said before a handshake failed; empty where it said nothing."""
     reports = [line for op, line in link.lines if op == b"-ERR"]
     if reports:
-        return _said(reports[-1])
+        return said(reports[-1])
     if isinstance(error, ssl.SSLError):
         return await asyncio.to_thread(plaintext_report, server.host, server.port, error)
     return ""

@@ -65,34 +65,40 @@ async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
         raise not_found(error, f"stream {stream}") from None
 
 
+async def _pages(
+    connection: Connection, subject: str, field: str, request: Mapping[str, Any] | None = None
+) -> AsyncGenerator[tuple[dict[str, Any], Any], None]:
+    """Yield the answers to a request for a list, one request per page, each with its part of the list.
+
+    :param field: that of the list in an answer, or in the state in an answer
+    :raises ApiError: the server refused
+    """
+    offset = 0
+    while True:
+        answer = await connection.api(subject, {"offset": offset} | dict(request or {}))
+        page = answer.get("state", answer).get(field) or ()
+        yield answer, page
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return
+
+
 async def list_streams(connection: Connection, subject: str | None = None) -> list[dict[str, Any]]:
-    """Read the configuration and state of all streams, one request per page.
+    """Read the configuration and state of all streams.
 
     :param subject: only streams that have a subject which overlaps with this filter
     :raises ApiError: the server refused
     """
     request = {} if subject is None else {"subject": subject}
-    streams: list[dict[str, Any]] = []
-    while True:
-        answer = await connection.api("STREAM.LIST", {"offset": len(streams)} | request)
-        page: list[dict[str, Any]] = answer.get("streams") or []
-        streams += page
-        if not page or len(streams) >= answer.get("total", 0):
-            return streams
+    return [info async for _, page in _pages(connection, "STREAM.LIST", "streams", request) for info in page]
 
 
 async def stream_names(connection: Connection) -> list[str]:
-    """Read the names of all streams, one request per page.
+    """Read the names of all streams.
 
     :raises ApiError: the server refused
     """
-    names: list[str] = []
-    while True:
-        answer = await connection.api("STREAM.NAMES", {"offset": len(names)})
-        page: list[str] = answer.get("streams") or []
-        names += page
-        if not page or len(names) >= answer.get("total", 0):
-            return names
+    return [name async for _, page in _pages(connection, "STREAM.NAMES", "streams") for name in page]
 
 
 async def stored_sequences(connection: Connection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
@@ -111,19 +117,14 @@ async def stored_sequences(connection: Connection, stream: str, state: Mapping[s
 
 
 async def subject_counts(connection: Connection, stream: str, subject: str) -> AsyncGenerator[tuple[str, int], None]:
-    """Read each subject that matches a filter with its number of stored messages, one request per page.
+    """Read each subject that matches a filter with its number of stored messages.
 
     :raises ApiError: the server refused
     """
-    offset = 0
-    while True:
-        answer = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
-        page: dict[str, int] = answer["state"].get("subjects") or {}
-        for item in page.items():
+    request = {"subjects_filter": subject}
+    async for _, page in _pages(connection, f"STREAM.INFO.{stream}", "subjects", request):
+        for item in dict(page).items():
             yield item
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
-            return
 
 
 async def consumer_info(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
@@ -135,23 +136,6 @@ async def consumer_info(connection: Connection, stream: str, consumer: str) -> d
         return await connection.api(f"CONSUMER.INFO.{stream}.{consumer}")
     except ApiError as error:
         raise not_found(error, f"consumer {consumer} of stream {stream}") from None
-
-
-async def consumer_names(connection: Connection, stream: str) -> list[str]:
-    """Read the names of a stream's consumers, one request per page.
-
-    :raises NotFoundError: the stream doesn't exist
-    """
-    names: list[str] = []
-    while True:
-        try:
-            answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
-        except ApiError as error:
-            raise not_found(error, f"stream {stream}") from None
-        page: list[str] = answer.get("consumers") or []
-        names += page
-        if not page or len(names) >= answer.get("total", 0):
-            return names
 
 
 class ListedConsumers(dict[str, dict[str, Any]]):
@@ -179,7 +163,7 @@ class ListedConsumers(dict[str, dict[str, Any]]):
 
 
 async def list_consumers(connection: Connection, stream: str) -> ListedConsumers:
-    """Read the configuration and state of a stream's consumers by name, one request per page.
+    """Read the configuration and state of a stream's consumers by name.
 
     nats-server 2.14 and later list internal consumers with ``sourcing`` in their configuration, earlier ones don't.
 
@@ -187,23 +171,18 @@ async def list_consumers(connection: Connection, stream: str) -> ListedConsumers
     :raises UnreachableError: the server of a consumer is away or elects a leader
     """
     consumers = ListedConsumers()
-    offset = 0
-    while True:
-        try:
-            answer = await connection.api(f"CONSUMER.LIST.{stream}", {"offset": offset})
-        except ApiError as error:
-            raise not_found(error, f"stream {stream}") from None
-        if missing := answer.get("missing"):
-            raise UnreachableError(
-                f"expected the state of every consumer of {stream}, found none of {', '.join(missing)}: their servers"
-                " are away or elect a leader; try again"
-            )
-        page: list[dict[str, Any]] = answer.get("consumers") or []
-        for info in page:
-            (consumers.internal if _is_internal(info["config"]) else consumers)[info["name"]] = info
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
-            return consumers
+    try:
+        async for answer, page in _pages(connection, f"CONSUMER.LIST.{stream}", "consumers"):
+            if missing := answer.get("missing"):
+                raise UnreachableError(
+                    f"expected the state of every consumer of {stream}, found none of {', '.join(missing)}: their"
+                    " servers are away or elect a leader; try again"
+                )
+            for info in page:
+                (consumers.internal if _is_internal(info["config"]) else consumers)[info["name"]] = info
+    except ApiError as error:
+        raise not_found(error, f"stream {stream}") from None
+    return consumers
 
 
 def _is_internal(config: Mapping[str, Any]) -> bool:

@@ -14,12 +14,12 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
-from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS, STATUS, STATUS_LINE
 from airflow_provider_jetstream.jetstream.client.message import parse_direct_get, parse_msg_get
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covers
@@ -37,14 +37,10 @@ if TYPE_CHECKING:
 
 # The API level from which on one request may have many answers.
 BATCHES: Final = 1
-# The status in the first line of headers.
-STATUS: Final = slice(9, 12)
-NO_RESPONDERS: Final = b"NATS/1.0 503"
 
 _BATCH_BYTES = 4 << 20
 # Before other tasks of the event loop may run.
 _PARSED_AT_ONCE = 64
-_STATUS_LINE = b"NATS/1.0 "
 _SEQUENCE_HEADER = b"\r\nNats-Sequence: "
 _END_OF_BATCH = (b"204", b"404")
 
@@ -71,16 +67,20 @@ def exact_streams(configs: Iterable[Mapping[str, Any]], names: Collection[str]) 
     }
 
 
-async def get_batch(connection: Connection, stream: str, request: Mapping[str, Any]) -> list[StoredMessage]:
-    """Read many messages by one direct get.
+async def get_batch(
+    connection: Connection, stream: str, request: Mapping[str, Any], count: int = MAX_CONCURRENT
+) -> list[StoredMessage]:
+    """Read many messages by one direct get; so few that the answer stays small.
 
-    :param request: such as ``{"seq": 1, "next_by_subj": ">", "batch": 256}`` or ``{"multi_last": [...]}``
+    :param request: such as ``{"seq": 1, "next_by_subj": ">"}`` or ``{"multi_last": [...]}``
+    :param count: how many at most
     :raises UnreachableError: the stream is unavailable, or allows no direct gets any more
     :raises ApiError: the server refused
     :raises WireError: an answer doesn't name its message
     """
     subject = f"{connection.api_prefix}.DIRECT.GET.{stream}"
-    *answers, (last_header, _) = await connection.request_batch(subject, json.dumps(request).encode())
+    payload = json.dumps({**request, "batch": min(count, MAX_CONCURRENT), "max_bytes": _BATCH_BYTES}).encode()
+    *answers, (last_header, _) = await connection.ask(subject, payload, is_last_of_batch)
     if last_header[STATUS] not in _END_OF_BATCH:
         refuse(last_header, subject)
     messages: list[StoredMessage] = []
@@ -90,20 +90,12 @@ async def get_batch(connection: Connection, stream: str, request: Mapping[str, A
     return messages
 
 
-async def get_limited_batch(
-    connection: Connection, stream: str, request: Mapping[str, Any], count: int = MAX_CONCURRENT
-) -> list[StoredMessage]:
-    """Read messages by one direct get, so few that an answer stays small; raises what :func:`get_batch` raises."""
-    limits = {"batch": min(count, MAX_CONCURRENT), "max_bytes": _BATCH_BYTES}
-    return await get_batch(connection, stream, {**request, **limits})
-
-
 async def get_last_messages(connection: Connection, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
     """Read the last messages of subjects by batches; omits subjects without messages."""
     messages: list[StoredMessage] = []
     for start in range(0, len(subjects), MAX_CONCURRENT):
         left = list(subjects[start : start + MAX_CONCURRENT])
-        while left and (last := await get_limited_batch(connection, stream, {"multi_last": left})):
+        while left and (last := await get_batch(connection, stream, {"multi_last": left})):
             messages += last
             # The server ends an answer early where it becomes too large.
             answered = {message.subject for message in last}
@@ -127,7 +119,7 @@ async def with_exact_subject(connection: Connection, stream: str, message: Store
     if connection.api_level >= BATCHES:
         with suppress(TransientError, ApiError):
             request = {"seq": message.sequence, "next_by_subj": ">"}
-            for found in await get_batch(connection, stream, request | {"batch": 1}):
+            for found in await get_batch(connection, stream, request, 1):
                 # A replica may be behind, but never has another message of the same sequence and time.
                 if (found.sequence, found.time) == (message.sequence, message.time):
                     return found
@@ -150,7 +142,7 @@ def refuse(header: bytes, subject: str) -> NoReturn:
 def is_last_of_batch(header: bytes) -> bool:
     """Return whether an answer to a batch request is the last one."""
     # A stored message may itself have a status in its first line, but never lacks the server's own headers.
-    return header.startswith(_STATUS_LINE) and _SEQUENCE_HEADER not in header
+    return header.startswith(STATUS_LINE) and _SEQUENCE_HEADER not in header
 
 
 log = logging.getLogger(__name__)
@@ -256,7 +248,7 @@ async def read_batches(
     """
     while start <= stop:
         request = {"seq": start, "next_by_subj": subject}
-        messages = await get_limited_batch(connection, stream, request, stop - start + 1)
+        messages = await get_batch(connection, stream, request, stop - start + 1)
         for number, message in enumerate(messages):
             if message.sequence > stop:
                 return
@@ -363,11 +355,25 @@ async def find_exact_streams(connection: Connection, streams: Collection[str]) -
 
     :raises TransientError: the server doesn't answer
     """
-    view = copy(connection)
+    exact: frozenset[str] = frozenset()
     if connection.api_level >= BATCHES:
         configs = [info["config"] for info in await list_streams(connection)]
-        view.exact_streams = frozenset(exact_streams(configs, streams))
-    return view
+        exact = frozenset(exact_streams(configs, streams))
+    return cast("Connection", _ExactReader(connection, exact))
+
+
+class _ExactReader:
+    """A connection that knows which streams answer direct gets exactly; in all else it is the one that it stands for.
+
+    It is made for a while: any stream may be changed.
+    """
+
+    def __init__(self, connection: Connection, exact: frozenset[str]) -> None:
+        self._connection = connection
+        self.exact_streams = exact
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class Streams:
@@ -400,12 +406,6 @@ class Streams:
                 return read | {message.subject: message for message in messages}
         requests = [json.dumps({"last_by_subj": subject}).encode() for subject in read]
         return dict(zip(read, await self._get_each(stream, requests), strict=True))
-
-    def range(
-        self, stream: str, subject: str = ">", start: int = 1, stop: int | None = None
-    ) -> AsyncGenerator[StoredMessage, None]:
-        """Read in order what a stream stores now; the parameters are those of :func:`~.streams.read_range`."""
-        return read_range(self._connection, stream, subject, start, stop)
 
     def _is_exact(self, stream: str) -> bool:
         return stream in self._connection.exact_streams

@@ -19,13 +19,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers, is_servers
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
-from airflow_provider_jetstream.jetstream.errors import ArgumentError, WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE, PUBLISHED_SUBJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _Message = TypeVar("_Message")
 
@@ -56,9 +55,7 @@ _DIGITS: Final = 18
 # The server separates the fields of a line by these, and ends the line at a line feed. Any other control character may
 # be a part of a subject that it has stored; what this package lets users publish on is stricter.
 _SUBJECT: Final = re.compile(rb"[^\t\n\r ]+")
-_FIRST_LINE: Final = b"NATS/1.0\r\n"
 _END: Final = b"\r\n"
-_LINE_BREAKS: Final = str.maketrans("\r\n", "  ")
 
 # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, without the domain, the account
 # and the token that some versions have besides.
@@ -497,7 +494,7 @@ def encode_message(subject: bytes, payload: bytes, headers: bytes = b"", reply: 
     """Encode one message: PUB, or HPUB where it has headers.
 
     :param subject: from :func:`encode_subject`
-    :param headers: from :func:`~.headers.encode_headers` or :class:`HeaderBlock`; empty where it has none
+    :param headers: from :func:`~.headers.encode_headers`; empty where it has none
     :param reply: the subject for answers, in the same form as the subject
     """
     if headers:
@@ -562,42 +559,6 @@ def encode_requests(
         columns = [subjects, numbers, header_sizes, map(int.__add__, header_sizes, sizes), headers, payloads]
         form = b"HPUB %%b %b%%d %%d %%d\r\n%%b%%b\r\n" % prefix
     return form * count % tuple(chain.from_iterable(zip(*columns, strict=True)))
-
-
-class HeaderBlock:
-    """Headers of many messages that differ in some values only: the common ones are encoded once.
-
-    The server's headers come first. Before 2.14 a server takes the first place where a name of its own occurs, in the
-    value of any other header too.
-
-    :param constant: the headers that are the same for all messages
-    :param varying: the names of the others, those of the server first
-    """
-
-    __slots__ = ("_first", "_names", "_rest")
-
-    def __init__(self, constant: Mapping[str, str], *varying: str) -> None:
-        if both := set(varying) & set(constant):
-            raise ArgumentError(f"expected headers with constant or with varying values, found {sorted(both)} in both")
-        if list(varying) != sorted(varying, key=lambda name: not is_servers(name)):
-            raise ArgumentError(f"expected the names of the server's headers first, found {', '.join(varying)}")
-        servers = {name: value for name, value in constant.items() if is_servers(name)}
-        others = {name: value for name, value in constant.items() if not is_servers(name)}
-        self._first = encode_headers(servers)[: -len(_END)]
-        self._names = [b"%b: " % name.encode("ascii") for name in varying]
-        self._rest = encode_headers(others)[len(_FIRST_LINE) :]
-
-    def with_values(self, *values: str) -> bytes:
-        """Return the headers of one message as they are on the wire.
-
-        :param values: one for each varying name; a line break in one becomes a space
-        """
-        parts = [self._first]
-        for name, value in zip(self._names, values, strict=True):
-            text = value.strip()
-            parts += (name, encode_text(text if text.isprintable() else text.translate(_LINE_BREAKS)), _END)
-        parts.append(self._rest)
-        return b"".join(parts)
 
 
 _VERSION: Final = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}(?:[-+][0-9A-Za-z.+-]{0,64})?")

@@ -13,13 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.stream_api import (
-    PINNED,
-    consumer_info,
-    priority_fields,
-    pull_request,
-    pull_subject,
-)
+from airflow_provider_jetstream.jetstream.client.advisory_probe import can_deliver
+from airflow_provider_jetstream.jetstream.client.stream_api import PINNED, consumer_info
 from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -28,8 +23,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
-# "Message Size Exceeds MaxBytes": the server has put a message back.
-_PUT_BACK = "409"
 _AT_ONCE = 0.05
 # Seconds of one request, and its part of the connection's time limit.
 _LONGEST_REQUEST = 5.0
@@ -100,14 +93,8 @@ async def wait_for_messages(
 
 async def _probe(connection: Connection, stream: str, config: Mapping[str, Any], seconds: float = 0.0) -> bool:
     """Return whether the server can deliver a message within a number of seconds."""
-    at_once = seconds <= _AT_ONCE
     longest = min(_LONGEST_REQUEST, _PART * connection.timeout, (config.get("max_expires") or 1e18) / NANOSECONDS)
-    request = pull_request(
-        1,
-        expires=min(longest, max(seconds, _AT_ONCE)),
-        no_wait=at_once,
-        max_bytes=1,
-        priority=priority_fields(config),
+    name = config.get("durable_name") or config["name"]
+    return await can_deliver(
+        connection, stream, config, name, min(longest, max(seconds, _AT_ONCE)), no_wait=seconds <= _AT_ONCE
     )
-    subject = pull_subject(stream, config.get("durable_name") or config["name"], connection.api_prefix)
-    return await connection.request_status(subject, request) == _PUT_BACK

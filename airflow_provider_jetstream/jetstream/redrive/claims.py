@@ -26,6 +26,7 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.stream_api import priority_fields, pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
 from airflow_provider_jetstream.jetstream.dead_letters.handlers import CLAIMED, read_handlers, removes_acknowledged
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
@@ -36,8 +37,6 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import datetime
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
@@ -356,7 +355,7 @@ class _HeldEntries:
         self._pulled[handler.name] = handler
         if self._subscription is None:
             self._inbox = self._connection.new_inbox()
-            self._subscription = await self._connection.subscribe(self._inbox, self._receive, self._on_denied)
+            self._subscription = await self._connection.subscribe_raw(self._inbox, self._receive, self._on_denied)
             self._signals = asyncio.create_task(self._signal_progress())
         self._expected = count
         self._answered.clear()
@@ -378,16 +377,15 @@ class _HeldEntries:
             self._denial = denial
             self._answered.set()
 
-    async def _receive(self, message: Msg) -> None:
-        if not message.reply:
+    def _receive(self, _subject: bytes, reply: bytes, _headers: bytes | None, _data: bytes) -> None:
+        if (delivery := DELIVERY_REPLY.fullmatch(reply)) is None:
             # A status: the request has ended.
             self._answered.set()
             return
-        metadata = message.metadata
-        handler = self._pulled[metadata.consumer]
+        consumer, entry = delivery[2].decode(), int(delivery[4])
+        handler = self._pulled[consumer]
         wait = min(handler.waits).total_seconds()
-        held = _Held(message.reply, handler.created, wait, time.monotonic())
-        self._held[metadata.consumer, metadata.sequence.stream] = held
+        self._held[consumer, entry] = _Held(reply.decode(), handler.created, wait, time.monotonic())
         self._expected -= 1
         if self._expected <= 0:
             self._answered.set()

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
-from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.streams import Streams, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import consumer_completion_filter
 from airflow_provider_jetstream.jetstream.errors import (
@@ -167,11 +166,8 @@ class QueueConsumers:
 
 async def read_jobs(connection: Connection, queue: str, sequences: Sequence[int]) -> list[StoredMessage | None]:
     """Return the stored jobs of some sequences; ``None`` for a sequence without a stored job."""
-
-    async def read(sequence: int) -> StoredMessage | None:
-        return await get_message(connection, queue, sequence)
-
-    return await map_concurrently(read, sequences)
+    stored = await Streams(connection).get_many(queue, sequences)
+    return [stored[sequence] for sequence in sequences]
 
 
 def _unsampled(consumers: _Consumers, events: Mapping[str, Any], metrics: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.client.streams import next_message
+from airflow_provider_jetstream.jetstream.client.streams import first_since as first_sequence_since
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from, origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
@@ -261,15 +261,5 @@ async def _start(connection: Connection, stream: str | None, since: datetime) ->
 
 async def first_since(connection: Connection, stream: str, since: datetime) -> int:
     """Return a sequence below which a stream stores nothing that is younger than a time."""
-    state = (await stream_info(connection, stream))["state"]
-    low, high = int(state["first_seq"]), int(state["last_seq"]) + 1
-    if not state["messages"] or datetime.fromisoformat(state["first_ts"]) >= since:
-        return low
-    while low < high:
-        middle = (low + high) // 2
-        message = await next_message(connection, stream, middle, ">")
-        if message is None or message.stored_at >= since - timedelta(seconds=1):
-            high = middle
-        else:
-            low = message.sequence + 1
-    return low
+    info = await stream_info(connection, stream)
+    return await first_sequence_since(connection, info, since - timedelta(seconds=1))

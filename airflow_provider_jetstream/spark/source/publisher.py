@@ -27,10 +27,10 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.headers import parse_headers
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS, parse_headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_frame
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
-from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, Streams, next_message
+from airflow_provider_jetstream.jetstream.client.streams import Streams, next_message
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, archive_filter

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, stream_names
-from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, msg_get, next_message
+from airflow_provider_jetstream.jetstream.client.streams import msg_get, next_message
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamDisabledError,

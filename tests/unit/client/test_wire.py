@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.wire import (
     AnswerForm,
     FrameReader,
-    HeaderBlock,
     SentFrameReader,
     Unfinished,
     encode_message,
     encode_subject,
     next_frame,
 )
-from airflow_provider_jetstream.jetstream.errors import ArgumentError, WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 
 _HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"
@@ -200,26 +198,6 @@ def test_frames_of_a_client_are_divided_wherever_they_are_cut(size: int) -> None
         ("c", b""),
         ("", b""),
     ]
-
-
-def test_constant_headers_are_encoded_once() -> None:
-    block = HeaderBlock({"Airflow-Task": "k", "K\xf6ln": "\udcff"}, "Nats-Msg-Id", "Job-Id")
-    encoded = block.with_values("a\r\nNats-Rollup: all", "b")
-    assert parse_headers(encoded) == (
-        ("Nats-Msg-Id", "a  Nats-Rollup: all"),
-        ("Job-Id", "b"),
-        ("Airflow-Task", "k"),
-        ("K\xf6ln", "\udcff"),
-    )
-    assert encoded.endswith(b"\r\n\r\n")
-    with pytest.raises(ArgumentError, match=r"found \['Job-Id'\] in both"):
-        HeaderBlock({"Job-Id": "k"}, "Job-Id")
-    with pytest.raises(ArgumentError, match="the server's headers first, found Job-Id, Nats-Msg-Id"):
-        HeaderBlock({}, "Job-Id", "Nats-Msg-Id")
-    hidden = HeaderBlock({"Nats-Expected-Stream": "s", "A": "1"}, "Nats-Msg-Id", "Job-Id")
-    assert hidden.with_values("m", "Nats-Expected-Stream: other").startswith(
-        b"NATS/1.0\r\nNats-Expected-Stream: s\r\nNats-Msg-Id: m\r\nJob-Id: "
-    )
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\tb", "a\r\nPUB b 0", "x" * 3_501])

@@ -13,18 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from airflow_provider_jetstream.jetstream.client.answer_inbox import MOST_IN_FLIGHT
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
-from airflow_provider_jetstream.jetstream.client.connection import Connection
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.connection import Connection, is_only_answer
+from airflow_provider_jetstream.jetstream.client.headers import NO_RESPONDERS, encode_headers
+from airflow_provider_jetstream.jetstream.client.loop_connection import MOST_IN_FLIGHT, nobody_answers
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
-from airflow_provider_jetstream.jetstream.client.streams import (
-    BATCHES,
-    NO_RESPONDERS,
-    STATUS,
-    exact_streams,
-    is_last_of_batch,
-)
+from airflow_provider_jetstream.jetstream.client.streams import BATCHES, exact_streams
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
@@ -38,56 +32,33 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
     from airflow_provider_jetstream.jetstream.client.connection import RawMessage
 
 
 class Request:
-    """One request with one answer.
-
-    :param header: its headers as they are on the wire
-    """
-
-    __slots__ = ("header", "payload", "subject")
-
-    def __init__(self, subject: str, payload: bytes, header: bytes = b"") -> None:
-        self.subject = subject
-        self.header = header
-        self.payload = payload
-
-    def __await__(self) -> Generator[Request, RawMessage, RawMessage]:
-        return (yield self)
-
-
-class RequestBatch:
-    """One request with many answers; the last answer has a status."""
-
-    __slots__ = ("payload", "subject")
-
-    def __init__(self, subject: str, payload: bytes) -> None:
-        self.subject = subject
-        self.payload = payload
-
-    def __await__(self) -> Generator[RequestBatch, list[RawMessage], list[RawMessage]]:
-        return (yield self)
-
-
-class RequestMany:
-    """Many requests with one answer each; the answers are in the order of the requests.
+    """Requests with one answer each, in their order; or one request with many answers.
 
     :param requests: subjects and bodies
     :param headers: for each request its headers as they are on the wire; none where absent
+    :param is_last: where one request has many answers, what tells the last one by its headers
     """
 
-    __slots__ = ("headers", "requests")
+    __slots__ = ("headers", "is_last", "requests")
 
-    def __init__(self, requests: Sequence[tuple[str, bytes]], headers: Sequence[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        requests: Sequence[tuple[str, bytes]],
+        headers: Sequence[bytes] | None = None,
+        is_last: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self.requests = requests
         self.headers = headers
+        self.is_last = is_last
 
-    def __await__(self) -> Generator[RequestMany, list[RawMessage], list[RawMessage]]:
+    def __await__(self) -> Generator[Request, list[RawMessage], list[RawMessage]]:
         return (yield self)
 
 
@@ -123,26 +94,20 @@ class _Group:
 class _Pending:
     """Requests of one task that aren't answered yet.
 
-    ``answers`` is ``None`` for a single request, a list of fixed length for many, and a growing list for a batch, whose
-    ``missing`` is 0.
+    :ivar answers: of fixed length; a growing list where one request has many answers
     """
 
-    __slots__ = ("answers", "first_number", "missing", "sent_at", "subject", "task")
+    __slots__ = ("answers", "first_number", "is_last", "missing", "sent_at", "subject", "task")
 
-    def __init__(
-        self,
-        task: _RunningCoroutine,
-        subject: str,
-        first_number: int,
-        answers: list[Any] | None = None,
-        missing: int = 1,
-    ) -> None:
+    def __init__(self, task: _RunningCoroutine, awaited: Request, first_number: int) -> None:
+        count = len(awaited.requests)
         self.task = task
-        self.subject = subject
+        self.subject = awaited.requests[0][0]
         self.sent_at = time.monotonic()
         self.first_number = first_number
-        self.missing = missing
-        self.answers = answers
+        self.is_last = awaited.is_last
+        self.missing = count
+        self.answers: list[Any] = [] if awaited.is_last else [None] * count
 
 
 class CoroutineDriver:
@@ -231,18 +196,10 @@ class CoroutineDriver:
 
     def _start(self, task: _RunningCoroutine, awaited: Any) -> None:
         match awaited:
-            case Request() | RequestBatch() | RequestMany() if self.broken:
+            case Request() if self.broken:
                 self._ready.append((task, None, same_error(self.broken)))
             case Request():
-                self._number += 1
-                self._pending[self._number] = _Pending(task, awaited.subject, self._number)
-                self.send(awaited.subject, awaited.payload, awaited.header, b"%b.%d" % (self._inbox, self._number))
-            case RequestBatch():
-                self._number += 1
-                self._pending[self._number] = _Pending(task, awaited.subject, self._number, [], 0)
-                self.send(awaited.subject, awaited.payload, b"", b"%b.%d" % (self._inbox, self._number))
-            case RequestMany():
-                self._start_many(task, awaited)
+                self._start_requests(task, awaited)
             case Gather():
                 group = _Group(task, len(awaited.coroutines))
                 if not group.missing:
@@ -254,18 +211,18 @@ class CoroutineDriver:
             case _:
                 raise TypeError(f"expected a request, found {awaited!r}: this coroutine needs an event loop")
 
-    def _start_many(self, task: _RunningCoroutine, awaited: RequestMany) -> None:
+    def _start_requests(self, task: _RunningCoroutine, awaited: Request) -> None:
         count, first_number = len(awaited.requests), self._number + 1
         if not count:
             self._ready.append((task, [], None))
             return
         self._number += count
-        pending = _Pending(task, awaited.requests[0][0], first_number, [None] * count, count)
-        self._pending.update(dict.fromkeys(range(first_number, first_number + count), pending))
+        pending = _Pending(task, awaited, first_number)
         headers = awaited.headers or repeat(b"")
         for number, ((subject, payload), header) in enumerate(
             zip(awaited.requests, headers, strict=False), first_number
         ):
+            self._pending[number] = pending
             self.send(subject, payload, header, b"%b.%d" % (self._inbox, number))
 
     def _finish(self, task: _RunningCoroutine, result: Any) -> None:
@@ -360,21 +317,28 @@ class CoroutineDriver:
     def _deliver(self, number: int, header: bytes, body: bytes) -> None:
         if (pending := self._pending.get(number)) is None:
             return
-        answer = (header, body)
-        if pending.answers is None:
-            del self._pending[number]
-            self._ready.append((pending.task, answer, None))
-        elif pending.missing:
-            del self._pending[number]
-            pending.answers[number - pending.first_number] = answer
-            pending.missing -= 1
-            if not pending.missing:
-                self._ready.append((pending.task, pending.answers, None))
+        if pending.is_last:
+            pending.answers.append((header, body))
+            if not pending.is_last(header):
+                return
         else:
-            pending.answers.append(answer)
-            if is_last_of_batch(header):
-                del self._pending[number]
-                self._ready.append((pending.task, pending.answers, None))
+            pending.answers[number - pending.first_number] = (header, body)
+        del self._pending[number]
+        pending.missing -= 1
+        if not pending.missing:
+            self._ready.append((pending.task, pending.answers, None))
+
+
+def _one_body(subject: str, answers: list[RawMessage], *, stores: bool) -> bytes:
+    """Return the body of the one answer to a request.
+
+    :param stores: whether the request is a message to be stored
+    :raises UnreachableError: nobody answers
+    """
+    ((header, body),) = answers
+    if header.startswith(NO_RESPONDERS):
+        raise UnreachableError(nobody_answers(subject, stores=stores))
+    return body
 
 
 class BlockingConnection(Connection):
@@ -432,23 +396,13 @@ class BlockingConnection(Connection):
 
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer; the connection's own timeout applies."""
-        header, body = await Request(subject, payload)
-        if header.startswith(NO_RESPONDERS):
-            raise UnreachableError(
-                f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
-            )
-        return body
+        return _one_body(subject, await Request([(subject, payload)]), stores=False)
 
-    async def request_status(self, subject: str, payload: bytes) -> str:
-        """Send a request that the server answers by a status alone."""
-        header, _ = await Request(subject, payload)
-        if header.startswith(NO_RESPONDERS):
-            raise UnreachableError(f"nobody answers on {subject}")
-        return header[STATUS].decode(errors="replace").strip()
-
-    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
-        """Send a request that the server answers by many messages and a last one that has a status."""
-        return await RequestBatch(subject, payload)
+    async def ask(
+        self, subject: str, payload: bytes = b"", is_last: Callable[[bytes], bool] = is_only_answer
+    ) -> list[RawMessage]:
+        """Send a request and return all of its answers."""
+        return await Request([(subject, payload)], is_last=is_last)
 
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
@@ -459,14 +413,16 @@ class BlockingConnection(Connection):
             some = requests[start : start + MOST_IN_FLIGHT]
             encoded = [encode_headers(pairs) for pairs in headers[start : start + MOST_IN_FLIGHT]] if headers else None
             try:
-                raw_answers = await RequestMany(some, encoded)
+                raw_answers = await Request(some, encoded)
             except TransientError as error:
                 # Some may have been answered; the caller looks up what became of each.
                 answers += [error] * len(some)
                 continue
-            for (subject, _), (header, body) in zip(some, raw_answers, strict=True):
-                absent = header.startswith(NO_RESPONDERS)
-                answers.append(UnreachableError(f"nobody answers on {subject}; try again") if absent else body)
+            for (subject, _), answer in zip(some, raw_answers, strict=True):
+                try:
+                    answers.append(_one_body(subject, [answer], stores=headers is not None))
+                except UnreachableError as error:
+                    answers.append(error)
         return answers
 
     async def publish(
@@ -479,10 +435,8 @@ class BlockingConnection(Connection):
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
     ) -> bytes:
         """Publish a message and return the answer of the stream that captures it; the connection's timeout applies."""
-        header, answer = await Request(subject, payload, b"" if headers is None else encode_headers(headers))
-        if header.startswith(NO_RESPONDERS):
-            raise UnreachableError(f"no stream captures {subject} just now")
-        return answer
+        encoded = [b"" if headers is None else encode_headers(headers)]
+        return _one_body(subject, await Request([(subject, payload)], encoded), stores=True)
 
     def write(self, frames: bytes, messages: int = 1) -> None:
         """Send encoded messages with the next requests."""
@@ -499,17 +453,13 @@ class BlockingConnection(Connection):
         """Return a new subject for answers."""
         return self.socket.new_reply_subject()
 
-    async def subscribe(self, subject: str, callback: object, on_denied: object = None) -> NoReturn:
+    async def subscribe_raw(
+        self, subject: str, on_message: object, on_denied: object = None, form: object = None
+    ) -> NoReturn:
         """Refuse: a callback needs an event loop."""
         raise TypeError(
             f"expected a connection with an event loop for a subscription to {subject}, found a blocking one"
         )
-
-    async def subscribe_raw(
-        self, subject: str, on_message: object, on_denied: object = None, form: object = None
-    ) -> NoReturn:
-        """Refuse, as :meth:`subscribe` does."""
-        await self.subscribe(subject, on_message, on_denied)
 
     @asynccontextmanager
     async def discard_inbox(self) -> AsyncIterator[str]:
