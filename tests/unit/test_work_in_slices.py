@@ -57,12 +57,23 @@ async def test_a_burst_that_the_client_reads_without_a_pause() -> None:
             done.set()
 
     link = ServerLink(receive, lambda *_: None, lambda *_: None, {"in_msgs": 0, "in_bytes": 0})
-    server = await asyncio.start_server(lambda _, writer: writer.write(b"MSG i 1 2\r\nok\r\n" * _COUNT), LOOPBACK, 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b"MSG i 1 2\r\nok\r\n" * _COUNT)
+
+    server = await asyncio.start_server(send, LOOPBACK, 0)
     loop, address = asyncio.get_running_loop(), server.sockets[0].getsockname()
     transport, _ = await loop.create_connection(lambda: link, *address)
     assert await turns_during(done.wait()) >= _COUNT / 5
     transport.abort()
     server.close()
+    for writer in writers:
+        # A writer that is collected while another test runs fails that one.
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def test_many_calls_that_wait_for_nothing() -> None:
