@@ -196,6 +196,16 @@ async def test_a_retry_of_the_task_stores_nothing_twice_and_what_was_held_once(
     assert len(bodies) == len(set(bodies))
 
 
+async def test_a_job_that_an_earlier_attempt_has_stored_is_a_duplicate(connection: NatsPyConnection, name: str) -> None:
+    # Servers from 2.12 on look at the condition before they look at the message id.
+    queue, job, task = await make_queue(connection, name), Job("x", unique="ann"), Origin("dag", "run", "task")
+    assert list((await send(connection, queue, job, origin=task)).sequences) == [1]
+    again = await send(connection, queue, job, origin=task)
+    assert (list(again.sequences), again.duplicates, again.held, again.stored) == ([1], 1, {}, 1)
+    other = await send(connection, queue, job, origin=Origin("dag", "another run", "task"))
+    assert (list(other.sequences), other.held, other.stored) == ([0], {0: 1}, 0)
+
+
 async def test_a_copy_that_a_redrive_makes_asks_for_no_key(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
     await send_one(connection, queue)
