@@ -148,7 +148,7 @@ QUEUES = [
         ({"name": "q"}, "stream q has no subjects"),
         (QUEUE | {"subject": "q.>"}, "no such field"),
         ("nowhere.yaml", "nowhere.yaml"),
-        ("name: q\nsubjects: [q.>]\n" * 20, "expected a YAML file"),
+        ("name: q\nsubjects: [q.>]\n" * 20, "found the text of a declaration"),
     )
 ]
 

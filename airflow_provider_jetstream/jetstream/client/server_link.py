@@ -29,10 +29,6 @@ _SLICE_SECONDS: Final = 0.004
 MOST_UNSENT: Final = 2 << 20
 
 
-class ServerReport(Exception):  # noqa: N818
-    """What a server said before it ended a connection, as the text of its ``-ERR``."""
-
-
 class ServerLink(asyncio.Protocol):
     """One TCP connection to a server, with TLS where it was asked for.
 
@@ -128,7 +124,7 @@ class ServerLink(asyncio.Protocol):
     async def next_line(self) -> tuple[bytes, bytes]:
         """Return the name of the next line of the handshake, and the line.
 
-        :raises ServerReport: the server refuses the connection
+        :raises ConnectionError: the server refuses the connection
         """
         while not self.lines:
             if self._lost is not None:
@@ -137,7 +133,7 @@ class ServerLink(asyncio.Protocol):
             await self._arrived.wait()
         op, line = self.lines.popleft()
         if op == b"-ERR":
-            raise ServerReport(said(line))
+            raise ConnectionError(said(line))
         return op, line
 
     async def start_tls(self, context: ssl.SSLContext, name: str) -> None:

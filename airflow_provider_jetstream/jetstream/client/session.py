@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.client.denials import error_kind, pars
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
 from airflow_provider_jetstream.jetstream.client.loop_connection import LoopConnection
 from airflow_provider_jetstream.jetstream.client.outage import Outage
-from airflow_provider_jetstream.jetstream.client.server_link import MOST_UNSENT, ServerLink, ServerReport, said
+from airflow_provider_jetstream.jetstream.client.server_link import MOST_UNSENT, ServerLink, said
 from airflow_provider_jetstream.jetstream.client.tls import plaintext_report, require_certificate, tls_context
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, limit_send_time
 from airflow_provider_jetstream.jetstream.client.wire import encode_subject, parse_server_info, server_version
@@ -172,7 +172,7 @@ class Session(LoopConnection):
             for server in tuple(self._servers):
                 try:
                     await self._dial(server)
-                except (OSError, ServerReport, JetStreamProviderError) as error:
+                except (OSError, JetStreamProviderError) as error:
                     failures.append(error)
                     self.outage.record(error)
                 else:
@@ -251,7 +251,7 @@ class Session(LoopConnection):
     async def _dial(self, server: _Server) -> None:
         """Connect to a server.
 
-        :raises ServerReport: the server refuses the connection
+        :raises ConnectionError: the server refuses the connection
         :raises JetStreamProviderError: the connection wouldn't be what the settings ask for
         :raises OSError: there is no connection
         """
@@ -263,7 +263,7 @@ class Session(LoopConnection):
         except BaseException as error:
             link.abort()
             if isinstance(error, OSError) and (text := await _reported(link, server, error)):
-                raise ServerReport(text) from None
+                raise ConnectionError(text) from None
             raise
         self.info, self.server, self.link, self._opened_at = info, server, link, time.monotonic()
         self._discover(info, server)
@@ -325,7 +325,7 @@ class Session(LoopConnection):
                     if await self._has_other_settings() or self.is_closed:
                         break
                     await self._dial(server)
-                except (OSError, ServerReport, JetStreamProviderError) as error:
+                except (OSError, JetStreamProviderError) as error:
                     self.last_error = error
                     self.outage.record(error)
                 else:
@@ -393,7 +393,7 @@ class Session(LoopConnection):
         if self.link is None:
             return
         if self._unanswered >= _MOST_UNANSWERED:
-            self._drop(self.link, ServerReport("stale connection"))
+            self._drop(self.link, ConnectionError("stale connection"))
             return
         self._unanswered += 1
         self.ping().add_done_callback(self._is_alive)
@@ -441,7 +441,7 @@ class Session(LoopConnection):
         if kind == "subscription" and (subject := self._take_unconfirmed()) is not None:
             self._deny(SubscriptionRefusedError(subject, user, text))
             return
-        error = ServerReport(text)
+        error = ConnectionError(text)
         self.last_error = error
         if kind == "subscription":
             # One of those that are sent again after a loss, nobody knows which: it would stay silent.
@@ -571,7 +571,7 @@ class Session(LoopConnection):
         await asyncio.wait([pong], timeout=PING_SECONDS)
         if not pong.done() and link is self.link:
             log.warning("The server hasn't answered for too long: the connection is dropped with what isn't sent")
-            self._drop(link, ServerReport("stale connection"))
+            self._drop(link, ConnectionError("stale connection"))
 
 
 def _addresses(settings: ConnectionSettings) -> list[_Server]:
