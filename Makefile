@@ -40,7 +40,6 @@ test-all-airflow: $(UV) chromium
 test-all-spark: $(UV)
 	$(TESTED) --processes=3 -m "(jvm or registry) and not nightly"
 test-nightly: test-elsewhere test-long test-servers matrix bench-spark-soak ## long forms, fuzzing, versions, soak: hours
-
 test-elsewhere: $(UV) chromium # other versions, the services of docker-compose.yml, a database that is killed
 	$(RUN) --isolated --group database pytest -v -rP -m nightly
 test-compose := tests/environment/test_compose_services.py
