@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
     Cursor,
     Job,
     Origin,
     Publication,
     PublishError,
     PublishReport,
+    connect,
     publish,
     take_cursor,
 )
@@ -25,6 +27,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, r
 from testbed import seams
 from testbed.face import last_message, publish_until_killed, stream_info
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion
+from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
     from testbed.face import NatsPyConnection
+    from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("dag", "run", "task")
 KEY = ORIGIN.key
@@ -236,3 +240,24 @@ async def test_jobs_are_sent_while_others_are_recorded(
     recorded = await read_manifest_sequences(connection, f"{name}-events", name, origin.manifest_key)
     assert recorded is not None
     assert sorted(recorded) == list(first.sequences)
+
+
+@pytest.mark.slow
+async def test_a_record_that_a_lost_connection_took_along_is_stored_once_it_is_back(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    jobs, subject = [Job("a", id="a")], f"{name}.jobs.x"
+    async with tcp_proxy(nats.port) as proxy, connect(ConnectionSettings(servers=(proxy.url,))) as unlucky:
+        proxy.pause_at(b'"closed":true')
+        publishing = asyncio.create_task(
+            publish(unlucky, queue, jobs, subject=subject, origin=replace(ORIGIN, max_tries=0))
+        )
+        await proxy.found.wait()
+        proxy.drop()
+        proxy.cut()
+        proxy.mend()
+        assert list((await publishing).sequences) == [1]
+    # Nothing is waited for, so a task that is cleared publishes anew.
+    cleared = await publish(connection, queue, jobs, subject=subject, origin=replace(ORIGIN, max_tries=1))
+    assert list(cleared.sequences) == [2]

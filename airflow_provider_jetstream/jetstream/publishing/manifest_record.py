@@ -32,7 +32,13 @@ from airflow_provider_jetstream.jetstream.client.streams import last_with_positi
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import copy_filter, manifest_filter, manifest_subject, parked_filter
 from airflow_provider_jetstream.jetstream.documents import DocumentParts
-from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    DeadlineError,
+    NotFoundError,
+    TransientError,
+    UnreachableError,
+)
 from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry, is_task_key
 from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
 from airflow_provider_jetstream.jetstream.units import format_duration
@@ -56,6 +62,8 @@ CONFLICTS: Final = frozenset({10071, 10164})
 _ATTEMPTS = 5
 # Multiplied by the number of failed attempts but one: a cluster may still replicate the other record.
 _PAUSE = 0.1
+# How long a change of the record waits for a connection that is being restored.
+_AWAY_SECONDS = 10.0
 # The one of the beginning and the one of the end are left: each task spares the request that would remove the first.
 _LEFT: Final = 2
 # The clocks of the servers that lead two streams may differ; a record is removed well after nothing names it.
@@ -341,7 +349,7 @@ class TaskRecord:
         :return: the record as it is stored now
         """
         for attempt in range(_ATTEMPTS):
-            seen = None if attempt else self.stored
+            seen, reconnects = None if attempt else self.stored, self._connection.reconnects
             record, after = (seen.record, seen.sequence) if seen else await self._last()
             if (changed := change(record)) is None:
                 self.stored = StoredRecord(record, after) if record else None
@@ -351,6 +359,12 @@ class TaskRecord:
                 break
             except ApiError as error:
                 if error.err_code not in CONFLICTS or attempt == _ATTEMPTS - 1:
+                    raise
+            except (UnreachableError, DeadlineError):
+                # A connection that was lost took the record or its answer with it. What is stored already isn't stored
+                # again: the condition refuses it, and it is read.
+                is_back = await self._connection.wait_until_connected(_AWAY_SECONDS)
+                if attempt == _ATTEMPTS - 1 or not is_back or self._connection.reconnects == reconnects:
                     raise
             await sleep(_PAUSE * attempt)
         return self.stored
