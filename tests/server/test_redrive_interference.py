@@ -498,8 +498,9 @@ class Worker:
             try:
                 messages = await pull.fetch(10, timeout=0.3)
             except (TimeoutError, NatsTimeoutError):
-                self.idle += 1
-                continue
+                messages = []
+            # Where the server says first that the time is over, nats-py returns none.
+            self.idle += not messages
             for message in messages:
                 self.done[message.data.decode()] += 1
                 await message.ack_sync()
