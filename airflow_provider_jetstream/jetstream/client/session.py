@@ -113,6 +113,7 @@ class Session(LoopConnection):
     """
 
     is_closed = False
+    reconnects = 0
     close_reason: JetStreamProviderError | None = None
 
     def __init__(self, settings: ConnectionSettings, renew: RenewSettings | None = None) -> None:
@@ -192,11 +193,6 @@ class Session(LoopConnection):
     def new_inbox(self) -> str:
         """Return a new subject for answers."""
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
-
-    @property
-    def reconnects(self) -> int:
-        """How often it was restored."""
-        return self.stats["reconnects"]
 
     async def wait_until_connected(self, seconds: float | None) -> bool:
         """Wait while a lost connection is restored, and return whether it is there; at once where it is closed."""
@@ -333,7 +329,8 @@ class Session(LoopConnection):
                     self.last_error = error
                     self.outage.record(error)
                 else:
-                    self.stats["reconnects"] += 1
+                    self.reconnects += 1
+                    self.stats["reconnects"] = self.reconnects
                     self.repeat_reads()
                     return
             await self._pause()
