@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.errors import JobError, PermissionDeniedError
+from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.worker import GiveUpError, Worker
 from testbed.code_blocks import code_blocks
 from testbed.dead_letters import stream_messages
@@ -262,17 +262,22 @@ async def test_a_publisher_without_the_right_to_read_letters_is_refused() -> Non
         def settings(user: str, **options: Any) -> ConnectionSettings:
             return ConnectionSettings(servers=(server.url,), user=user, password="p", **options)
 
-        async def as_user(policy: Policy, job: Job) -> PublishReport:
+        async def as_user(policy: Policy, *jobs: Job) -> PublishReport:
             async with connect(settings(policy.user, inbox_prefix=policy.inbox_prefix)) as connection:
-                return await send(connection, queue, job)
+                return await send(connection, queue, *jobs)
 
         async with connect(settings("admin")) as admin_connection:
             await provision(admin_connection, queue)
             job = Job("x", unique="ann")
             # Nobody has ever used the key.
             assert (await as_user(publisher, job)).stored == 1
-            with pytest.raises(PermissionDeniedError, match=r"STREAM\.INFO\.guarded-dead|CONSUMER"):
-                await as_user(publisher, job)
+            with pytest.raises(PublishRefusedError, match=r"STREAM\.INFO\.guarded-dead|CONSUMER") as refused:
+                await as_user(publisher, Job("y"), job)
+            # The job without a key is stored.
+            assert (refused.value.report.stored, [failure.index for failure in refused.value.report.failures]) == (
+                1,
+                [1],
+            )
             assert (await as_user(both, job)).held == {0: 1}
 
 

@@ -379,13 +379,6 @@ def _encoded(subject: str, payload: bytes, headers: bytes, reply: bytes, limit: 
         raise UnreachableError(f"{_UNSENT} {subject}: {error}") from None
 
 
-def _lost(connection: Connection, subject: str, limit: float) -> UnreachableError:
-    return UnreachableError(
-        f"the connection is lost for {limit:g} s already, so nothing was sent on {subject}"
-        f"{last_report(connection.last_error)}"
-    )
-
-
 def nobody_answers(subject: str, *, stores: bool) -> str:
     """Return the text of the error for a request that nobody answers.
 

@@ -302,8 +302,11 @@ class _Sending:
             for jobs in ready:
                 first = len(sequences)
                 if first in kept:
-                    self.report.held[first] = kept[first]
                     sequences.append(0)
+                    if isinstance(problem := kept[first], JetStreamProviderError):
+                        self._fail(_SentBatch(first, jobs), problem)
+                    else:
+                        self.report.held[first] = problem
                     continue
                 if at_once and known.are_new(first, jobs):
                     sequences.frombytes(bytes(len(jobs) * sequences.itemsize))
@@ -326,15 +329,23 @@ class _Sending:
             else:
                 self._write([batch])
 
-    async def _kept_by_letters(self, ready: Sequence[Batch], known: KnownJobs) -> Mapping[int, int]:
-        """Return by index which of the next jobs have the key of a dead letter that has left the queue."""
+    async def _kept_by_letters(
+        self, ready: Sequence[Batch], known: KnownJobs
+    ) -> Mapping[int, int | JetStreamProviderError]:
+        """Return by index which of the next jobs have the key of a dead letter that has left the queue.
+
+        Where the letters can't be read, why, for each job with a key: the jobs before it may be stored already.
+        """
         unique: dict[int, OutgoingJob] = {}
         index = len(self.report.sequences)
         for jobs in ready:
             if job := jobs.unique_job:
                 unique[index] = job
             index += len(jobs)
-        return await known.letters_with_keys(unique) if unique else {}
+        try:
+            return await known.letters_with_keys(unique) if unique else {}
+        except JetStreamProviderError as error:
+            return dict.fromkeys(unique, error)
 
     def _admitted(self, batches: Iterable[_SentBatch]) -> list[_SentBatch]:
         """Return the sendable batches; a job that may be wrong, or may have failed, gets a batch of its own."""
