@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.publish_ack import WRONG_LAST_SEQUENCE, store
 from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, stream_info
 from airflow_provider_jetstream.jetstream.client.streams import msg_get
 from airflow_provider_jetstream.jetstream.contract import lease_renewal_subject, lease_subject
@@ -166,7 +166,6 @@ def _utc(moment: datetime) -> str:
 
 # The level of JetStream's API from which on a message may be stored on condition of another subject's last one.
 _CONDITION_LEVEL = 1
-WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 # For how long the other messages of one operation may keep a clustered stream from storing one of them.
 _CONFLICT_PAUSES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.8)
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit.lease import WRONG_LAST_SEQUENCE
 from airflow_provider_jetstream.jetstream.audit.records import (
     LetterAction,
     LetterRecord,
@@ -21,6 +20,7 @@ from airflow_provider_jetstream.jetstream.audit.records import (
 )
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 from airflow_provider_jetstream.jetstream.client.publish_ack import (
+    WRONG_LAST_SEQUENCE,
     PubAck,
     confirmed_once,
     store,

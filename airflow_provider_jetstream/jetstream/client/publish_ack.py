@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import api_error
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 # By far the most frequent answer; any other one is decoded as JSON.
 _PLAIN = re.compile(rb'\{"stream":"([^"\\]*)", ?"seq":([1-9]\d{0,18})\}')
+
+# What the server answers where a message was to be stored behind a certain one only: the second one while the cluster
+# still replicates another message on the subject.
+WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.publish_ack import WRONG_LAST_SEQUENCE, store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import last_with_position, read_bulk
 from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM, SAMPLE_SUBJECT
@@ -34,7 +34,6 @@ SAMPLE_SECONDS: Final = 20.0
 TAKE_OVER_SECONDS: Final = 50.0
 _DAYS = 7
 _MAX_BYTES = 64 * 2**20
-_WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 # Anybody who may publish there can store anything.
 _MAX_DECODED = 16 * 2**20
 _LONGEST_NAME = 200
@@ -133,7 +132,7 @@ class SampleStream:
         try:
             await store(self._connection, SAMPLE_SUBJECT, encode_sample(holder, queues), headers)
         except ApiError as error:
-            if error.err_code in _WRONG_LAST_SEQUENCE:
+            if error.err_code in WRONG_LAST_SEQUENCE:
                 return False
             raise
         return True

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each
+from airflow_provider_jetstream.jetstream.client.publish_ack import WRONG_LAST_SEQUENCE, PubAck, store_each
 from airflow_provider_jetstream.jetstream.client.streams import get_message, last_with_position
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import document_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import CONFLICTS, TaskRecord
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,7 +213,7 @@ class Reservations:
         for digest, ack in zip(jobs, await store_each(self._connection, messages, headers), strict=True):
             if isinstance(ack, PubAck):
                 self._stored[digest] = ack.sequence
-            elif isinstance(ack, TransientError) or ack.err_code not in CONFLICTS:
+            elif isinstance(ack, TransientError) or ack.err_code not in WRONG_LAST_SEQUENCE:
                 raise ack
             else:
                 taken.append(digest)

@@ -26,7 +26,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.publish_ack import WRONG_LAST_SEQUENCE, store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.streams import last_with_position, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
@@ -57,8 +57,6 @@ log = logging.getLogger(__name__)
 TTL_LEVEL: Final = 1
 _NO_TTL: Final = 10166
 _WRONG_STREAM: Final = 10060
-# A server answers with the second one while the cluster still replicates another record on the subject.
-CONFLICTS: Final = frozenset({10071, 10164})
 _ATTEMPTS = 5
 # Multiplied by the number of failed attempts but one: a cluster may still replicate the other record.
 _PAUSE = 0.1
@@ -323,7 +321,7 @@ class TaskRecord:
         try:
             await self._store(record, after=0)
         except ApiError as error:
-            if error.err_code in CONFLICTS:
+            if error.err_code in WRONG_LAST_SEQUENCE:
                 return False
             if error.err_code == _WRONG_STREAM:
                 return None
@@ -358,7 +356,7 @@ class TaskRecord:
                 await self._store(changed, after=after)
                 break
             except ApiError as error:
-                if error.err_code not in CONFLICTS or attempt == _ATTEMPTS - 1:
+                if error.err_code not in WRONG_LAST_SEQUENCE or attempt == _ATTEMPTS - 1:
                     raise
             except (UnreachableError, DeadlineError):
                 # A connection that was lost took the record or its answer with it. What is stored already isn't stored

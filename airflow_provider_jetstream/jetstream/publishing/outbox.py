@@ -303,10 +303,10 @@ class _Sending:
                 first = len(sequences)
                 if first in kept:
                     sequences.append(0)
-                    if isinstance(problem := kept[first], JetStreamProviderError):
-                        self._fail(_SentBatch(first, jobs), problem)
+                    if isinstance(letter := kept[first], JetStreamProviderError):
+                        self._fail(_SentBatch(first, jobs), letter)
                     else:
-                        self.report.held[first] = problem
+                        self.report.held[first] = letter
                     continue
                 if at_once and known.are_new(first, jobs):
                     sequences.frombytes(bytes(len(jobs) * sequences.itemsize))

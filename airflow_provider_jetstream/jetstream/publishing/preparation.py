@@ -220,18 +220,18 @@ class PreparedJobs(Iterable[OutgoingJob]):
         self._batch_jobs = max(1, min(_BATCH_JOBS, _BATCH_BYTES // max(1, average)))
         return batches
 
-    def _target(self, index: int, subject: str | None, partition_key: str | None, unique: Job | None = None) -> str:
+    def _target(self, index: int, subject: str | None, partition_key: str | None, job: Job | None = None) -> str:
         """Return the subject of a job, with its partition; checked once for as long as jobs have the same.
 
-        :param unique: the job, where it may have a unique key
+        :param job: where it may have a unique key
         """
         subject, checked = subject or self._subject, self._checked
-        has_key = unique is not None and unique.unique is not None
+        has_key = job is not None and job.unique is not None
         if checked and partition_key is None and subject == checked[0] and not has_key:
             return checked[1]
         target = _partitioned_subject(index, partition_key, subject, self._queue)
-        if unique is not None and has_key:
-            target = unique_subject(index, unique, target, self._queue)
+        if job is not None and has_key:
+            target = unique_subject(index, job, target, self._queue)
         if self._queue and self._captured:
             _check_captured(index, target, self._queue.name, self._captured)
         if subject is not None and partition_key is None and not has_key:

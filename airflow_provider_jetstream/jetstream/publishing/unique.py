@@ -19,6 +19,7 @@ import re
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_jetstream.jetstream.client.publish_ack import WRONG_LAST_SEQUENCE
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import JOB_UNIQUE
 from airflow_provider_jetstream.jetstream.errors import JobError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 # The JetStream API level of nats-server 2.11.
 UNIQUE_LEVEL: Final = 1
 _CONDITION: Final = "Nats-Expected-Last-Subject-Sequence"
-_WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 # In bytes.
 _MAX_KEY: Final = 1_000
 _DIGEST: Final = "sha256-"
@@ -101,7 +101,7 @@ def unique_headers(key: str, subject: str) -> dict[str, str]:
 
 def is_held(refusal: ApiError) -> bool:
     """Return whether a stream refused a unique job, since it stores a job of the subject."""
-    return refusal.err_code in _WRONG_LAST_SEQUENCE
+    return refusal.err_code in WRONG_LAST_SEQUENCE
 
 
 def holder(refusal: ApiError) -> int:
