@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from testbed.simulated.server import SimulatedServer
 
-_LEAST_DELAY, _MOST_DELAY = 0.0001, 0.005
+_LEAST_DELAY, MOST_DELAY = 0.0001, 0.005
 # In the subjects of what a redrive stores about letters, and removes of them.
 _CHANGES = ("audit.q.letters.", "parked.q.", "STREAM.MSG.DELETE.")
 
@@ -51,7 +51,7 @@ class SimulatedConnection(LoopConnection):
         self.owner = OWNER.get()
         self.timeout = timeout
         self.api_level = server.level
-        self.delay = _MOST_DELAY
+        self.delay = MOST_DELAY
         self.changes_left: int | None = None
         self._draw = server.loop.draws.of("connection", self.owner)
         self._listeners: list[Listener] = []

@@ -215,6 +215,7 @@ def _excuse_jobs_of_two(world: Stage, updated: Consumer) -> None:
     if updated.stream.name != world.queue.name or world.settling:
         # Provisioning gives no job to two consumers.
         return
+    world.account.edited[updated.name] = world.server.loop.time()
     others = [other for other in updated.stream.consumers.values() if other is not updated]
     world.account.excuse(
         _bodies(

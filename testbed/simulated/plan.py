@@ -169,6 +169,7 @@ class Account:
     :param deleted: the sequences of jobs that a person removed before they were done
     :param given_up: the sequences of jobs that a worker has terminated, or is about to
     :param passed: the sequences of jobs that a consumer may have passed, and nothing shows that
+    :param edited: when another tool last edited each consumer, in seconds by the simulated clock
     :param touched: when something last happened to each body, by the simulated clock
     :param without_metrics: whether the server may not report acknowledgements
     :param without_copies: whether the archive may not have every job
@@ -187,6 +188,7 @@ class Account:
     deleted: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
+    edited: dict[str, float] = field(default_factory=dict)
     touched: dict[str, int] = field(default_factory=dict)
     without_metrics: bool = False
     without_copies: bool = False

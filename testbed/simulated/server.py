@@ -107,7 +107,7 @@ class SimulatedServer:
         self.streams: dict[str, Stream[Consumer]] = {}
         self.listeners = Listeners()
         self.is_up = True
-        self.on_reset: Callable[[list[int]], None] = lambda _: None
+        self.on_reset: Callable[[Consumer, list[int]], None] = lambda _consumer, _sequences: None
         self.on_update: Callable[[Consumer], None] = lambda _: None
         self._ids = 0
 
@@ -345,7 +345,7 @@ class SimulatedServer:
             case "RESET" if self.level >= _RESET_LEVEL:
                 start = request.get("seq") or consumer.floor + 1
                 again = [job for job in stream.messages if start <= job < consumer.next]
-                self.on_reset([job for job in again if consumer.matches(stream.messages[job].subject)])
+                self.on_reset(consumer, [job for job in again if consumer.matches(stream.messages[job].subject)])
                 consumer.reset(start)
                 return {**consumer.info(), "reset_seq": consumer.next}
         return None

@@ -36,7 +36,7 @@ from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.simulated import faults
 from testbed.simulated.actors import ERRORS, Actors, PublishingTask, pull_one
-from testbed.simulated.connection import OWNER, SimulatedConnection
+from testbed.simulated.connection import MOST_DELAY, OWNER, SimulatedConnection
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.plan import CLOCK, Plan
 from testbed.simulated.server import SimulatedServer
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from testbed.simulated.consumers import Consumer
 
 CONSUMER = "worker"
 _WAITS_END_WITHIN = 120.0
@@ -56,6 +57,8 @@ _SETTLED_WITHIN = 300.0
 _SETTLING_PACE = 10
 # Of a world's time: jobs come before and after what goes wrong.
 _PUBLISHED_WITHIN = 0.9
+# In seconds, the answer to the last look before a reset, the renewal of the lease, and the reset.
+_UNSEEN = 4 * MOST_DELAY
 # After so many redrives without a change a person looks at what is left.
 _PATIENCE = 4
 # Of the discards, at the end.
@@ -338,8 +341,13 @@ class World(Stage):
         stored, unproved = self.server.streams[QUEUE].messages, self.account.unproved
         return {job: body for job, body in self.account.ends.items() if job not in stored and body not in unproved}
 
-    def _check_reset(self, sequences: list[int]) -> None:
-        """Check that what a reset delivers again is recorded before."""
+    def _check_reset(self, consumer: Consumer, sequences: list[int]) -> None:
+        """Check that what a reset delivers again is recorded before.
+
+        Nobody sees an edit that the server makes between the last look at the consumer and the reset.
+        """
+        if self.server.loop.time() - self.account.edited.get(consumer.name, -_UNSEEN) < _UNSEEN:
+            return
         audit = self.server.streams[f"{QUEUE}-audit"]
         for sequence in sequences:
             record = audit.last_of(f"audit.{QUEUE}.letters.{sequence}")

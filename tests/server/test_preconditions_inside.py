@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveReq
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
 from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
-from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
+from airflow_provider_jetstream.jetstream.redrive.in_place import Requeue, requeue
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
 from testbed.face import Scan
 from testbed.queues import (
@@ -88,8 +88,8 @@ async def test_done_jobs_that_a_sourcing_stream_holds_are_uncertain_and_not_dead
         await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     consumer = (await take_snapshot(connection, queue)).consumers[CONSUMER]
 
-    async def record_first() -> int:
-        return 1
+    async def record_first() -> Requeue:
+        return Requeue(1, consumer.filters)
 
     with pytest.raises(RedriveError, match="jobs that are done stay stored until it has; run it again"):
         await requeue(connection, name, consumer, record_first)

@@ -355,6 +355,43 @@ async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_a_consumer_that_gets_another_subject_before_the_reset_is_not_reset(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    """A reset would deliver the other consumer's dead letters, too, which nobody has asked for or recorded."""
+    consumers = [
+        {"name": kind, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.{kind}"}
+        for kind in ("first", "second")
+    ]
+    queue = await make_queue(connection, name, consumers=consumers)
+    for kind in ("first", "second", "first"):
+        await publish_jobs(connection, queue, [kind], kind=kind)
+    for kind, count in (("first", 2), ("second", 1)):
+        for message in await pull_jobs(connection, queue, count, consumer=kind):
+            await message.nak()
+
+    async def dead() -> bool:
+        return len((await find_dead_letters(connection, queue)).letters) == len(consumers) + 1
+
+    await eventually(dead)
+    async with proxied(nats) as (proxy, redriving):
+        proxy.pause_at(b'"action":"requeue')
+        redrive = asyncio.create_task(redrive_dead_letters(redriving, queue, IN_PLACE))
+        await asyncio.wait_for(proxy.found.wait(), 10)
+        for kind, filters in (("second", ["nothing"]), ("first", ["first", "second"])):
+            config = (await consumer_info(connection, name, kind))["config"]
+            config.pop("filter_subject", None)
+            config["filter_subjects"] = [f"{name}.jobs.{token}" for token in filters]
+            request = {"stream_name": name, "config": config, "action": "update"}
+            await connection.api(f"CONSUMER.CREATE.{name}.{kind}", request)
+        proxy.resume()
+        report = await redrive
+    assert (dict(report.redriven), sorted(report.failed)) == ({}, [1, 3])
+    assert f"found {name}.jobs.first, {name}.jobs.second: a reset would deliver jobs" in report.failed[1]
+    assert (await consumer_info(connection, name, "first"))["num_pending"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_nothing_is_reset_in_a_pause_that_is_too_short(

@@ -16,7 +16,7 @@ import time
 from array import array
 from contextlib import aclosing
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, paused
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
@@ -31,6 +31,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.preconditions import held_problem
 from airflow_provider_jetstream.jetstream.redrive.next_letters import proved_pages
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
@@ -62,25 +63,37 @@ _LATE_SECONDS = 30.0
 _CHECK_SECONDS = 10.0
 
 
+class Requeue(NamedTuple):
+    """What a reset is to deliver again.
+
+    :param first: the first letter's stream sequence
+    :param filters: the subjects that the consumer took when its letters were proved
+    """
+
+    first: int
+    filters: tuple[str, ...]
+
+
 async def requeue(
     connection: Connection,
     queue: str,
     consumer: ConsumerState,
-    record: Callable[[], Awaitable[int]],
+    record: Callable[[], Awaitable[Requeue | None]],
     require_lease: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Make a consumer deliver every stored job from its first dead letter on as if for the first time.
 
     :param record: proves the letters once more while nothing moves, records the requeue before it happens, and returns
-        the first letter's stream sequence; 0 where there is none any more
+        it; ``None`` where there is no letter any more
     :param require_lease: raises unless nobody else can change the letters during one more request
-    :raises RedriveError: jobs stay in flight, or the server refused; nothing was reset
+    :raises RedriveError: jobs stay in flight, the consumer takes other subjects since, or the server refused; nothing
+        was reset
     """
     try:
         async with paused(connection, queue, consumer.name) as pause:
             await _wait_until_idle(connection, queue, consumer)
-            if first := await record():
-                await _reset(connection, queue, consumer.name, first, pause, require_lease)
+            if recorded := await record():
+                await _reset(connection, queue, consumer.name, recorded, pause, require_lease)
     except ApiError as error:
         raise RedriveError(f"the server refused to reset consumer {consumer.name}: {error.description}") from None
     except NotFoundError as error:
@@ -102,14 +115,14 @@ async def _reset(
     connection: Connection,
     queue: str,
     consumer: str,
-    first: int,
+    recorded: Requeue,
     pause: ConsumerPause,
     require_lease: Callable[[], Awaitable[None]] | None,
 ) -> None:
     limit = min(connection.timeout, _RESET_SECONDS)
     needed = limit + PING_SECONDS + _LATE_SECONDS
     await pause.prolong(needed + _CHECK_SECONDS)
-    delivered, paused_until = await _require_idle(connection, queue, consumer)
+    delivered, paused_until = await _require_idle(connection, queue, consumer, recorded.filters)
     if require_lease:
         await require_lease()
     if (left := paused_until - time.monotonic()) < needed:
@@ -118,7 +131,7 @@ async def _reset(
             " longer would deliver live jobs once more; nothing was reset; run it again"
         )
     try:
-        await connection.api(f"CONSUMER.RESET.{queue}.{consumer}", {"seq": first}, time_limit=limit)
+        await connection.api(f"CONSUMER.RESET.{queue}.{consumer}", {"seq": recorded.first}, time_limit=limit)
     except TransientError as error:
         if not await _was_reset(connection, queue, consumer, delivered):
             # Should it arrive, it finds the consumer paused.
@@ -130,7 +143,9 @@ async def _reset(
             ) from None
 
 
-async def _require_idle(connection: Connection, queue: str, consumer: str) -> tuple[int, float]:
+async def _require_idle(
+    connection: Connection, queue: str, consumer: str, filters: tuple[str, ...]
+) -> tuple[int, float]:
     """Raise unless a reset would deliver nothing but dead letters.
 
     :return: the consumer's sequence of deliveries, and until when it is paused, by this process's monotonic clock
@@ -142,6 +157,11 @@ async def _require_idle(connection: Connection, queue: str, consumer: str) -> tu
     info = consumers.get(consumer, {})
     if not info.get("paused") or info["num_ack_pending"]:
         raise RedriveError(f"consumer {consumer} delivered jobs while it was paused for the reset; run it again")
+    if set(now := filter_subjects(info["config"])) != set(filters):
+        raise RedriveError(
+            f"expected consumer {consumer} to take {', '.join(filters)} as when its letters were proved, found"
+            f" {', '.join(now)}: a reset would deliver jobs that nobody has looked at; run it again"
+        )
     # The time that is left by the server's clock, which ends the pause.
     return int(info["delivered"]["consumer_seq"]), sent_at + info["pause_remaining"] / NANOSECONDS
 
@@ -244,7 +264,7 @@ class Requeueing:
     async def _requeue(self, consumer: ConsumerState, selection: Selection) -> set[int]:
         letters, entries, unstored = array("Q"), array("Q"), set[int]()
 
-        async def record() -> int:
+        async def record() -> Requeue | None:
             scan = await self._scan_again()
             if uncertain := scan.reconciliation.disputed:
                 raise RedriveError(
@@ -264,7 +284,7 @@ class Requeueing:
                     await self._steps.records.write_requeued(stored)
             if self._scan.audit:
                 await self._scan.audit.require_lease()
-            return letters[0] if letters else 0
+            return Requeue(letters[0], scan.snapshot.consumers[consumer.name].filters) if letters else None
 
         try:
             require_lease = self._scan.audit.require_lease if self._scan.audit else None
