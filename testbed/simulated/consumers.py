@@ -418,6 +418,8 @@ class Consumer:
         elif kind == b"+TERM":
             reason = argument.decode("utf-8", "replace").strip()
             self.stream.note_death(sequence)
+            if sequence in self.pending and self.deliveries.get(sequence, 0) >= count:
+                self.stream.server.on_late_termination(self.stream.messages[sequence])
             done = self._terminate(sequence, number, count, reason)
         elif kind == b"+WPI":
             done = True

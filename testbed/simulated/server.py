@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
+    from testbed.simulated.streams import Message
+
 API: Final = "$JS.API."
 _ACK: Final = "$JS.ACK."
 _TYPES: Final = {
@@ -108,6 +110,7 @@ class SimulatedServer:
         self.listeners = Listeners()
         self.is_up = True
         self.on_reset: Callable[[Consumer, list[int]], None] = lambda _consumer, _sequences: None
+        self.on_late_termination: Callable[[Message], None] = lambda _: None
         self.on_update: Callable[[Consumer], None] = lambda _: None
         self._ids = 0
 

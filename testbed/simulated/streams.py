@@ -32,6 +32,7 @@ class Host(Protocol):
     """The server, as far as streams and consumers need it."""
 
     level: int
+    on_late_termination: Callable[[Message], None]
 
     def now(self) -> int:
         """Return the nanoseconds since 1970."""

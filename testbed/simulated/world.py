@@ -12,6 +12,7 @@ import logging
 import random
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -74,6 +75,7 @@ class World(Stage):
     def __post_init__(self) -> None:
         self.actors = Actors(self)
         self.server.on_reset = self._check_reset
+        self.server.on_late_termination = partial(faults.excuse_later_delivery, self)
 
     # Actors.
 

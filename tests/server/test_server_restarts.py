@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError, UnreachableError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
-from testbed.dead_letters import change_stream, request_for
+from testbed.dead_letters import change_stream, request_for, stream_messages
 from testbed.face import Scan, consumer_info, last_message, stream_info, summarise_dead_letters
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_cluster import NatsCluster
@@ -902,3 +902,47 @@ async def _publish(server: NatsServer, queue: WorkQueue, body: str) -> int:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         (sequence,) = await publish_jobs(connection, queue, [body])
         return sequence
+
+
+@pytest.mark.slow
+async def test_a_redrive_that_a_loss_of_power_interrupts_ends_no_other_job_of_its_letters_sequence(
+    own_nats: NatsServer,
+) -> None:
+    """The power fails before an original is removed whose copy a killed redrive had stored."""
+    async with connect(settings_of(own_nats)) as connection, tcp_proxy(own_nats.port) as proxy:
+        queue = await make_queue(connection, "q", archive=True, consumer={"ack_wait": "2s"})
+        await asyncio.sleep(0.4)
+        own_nats.keep("q")
+        await make_dead_letters(connection, queue, ["dead"])
+        settings = connection_settings({"servers": (proxy.url,), "timeout": 10})
+        async with connect(settings) as redriving:
+            proxy.pause_at(b"$JS.ACK.q.worker.")
+            redrive = asyncio.create_task(redrive_dead_letters(redriving, queue))
+            await proxy.found.wait()
+            redrive.cancel()
+            proxy.cut()
+            proxy.drop()
+            with suppress(asyncio.CancelledError):
+                await redrive
+        proxy.mend()
+        async with connect(settings) as redriving:
+            # The first time it proves the letter; the second time it looks whether the copy is recorded.
+            record = b'{"last_by_subj": "audit.q.letters.1"}'
+            proxy.pause_at(record)
+            redrive_again = asyncio.create_task(redrive_dead_letters(redriving, queue))
+            await proxy.found.wait()
+            proxy.pause_at(record)
+            proxy.resume()
+            await proxy.found.wait()
+            proxy.cut()
+            proxy.drop()
+            own_nats.lose_power("q")
+            await eventually(lambda: connection.reconnects > 0)
+            assert await publish_jobs(connection, queue, ["other"]) == [1]
+            (message,) = await pull_jobs(connection, queue, 1)
+            proxy.mend()
+            report = await redrive_again
+        assert (dict(report.redriven), list(report.failed)) == ({}, [1])
+        assert report.failed[1].startswith("it is redriven, but q stores another job as 1")
+        assert [job.data for job in await stream_messages(connection, "q")] == [b"other"]
+        await message.ack_sync()

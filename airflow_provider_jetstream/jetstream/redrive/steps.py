@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.streams import Streams
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
@@ -39,7 +40,7 @@ from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     parked_headers,
     redriven_job,
 )
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries, remove_originals
+from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN, remove_entries, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
@@ -115,6 +116,8 @@ class Steps:
         discards: Callable[[LetterRecords], Discards] | None = None,
     ) -> None:
         self._connection = connection
+        # Before any of the letters is proved.
+        self._reconnects = connection.reconnects
         self._queue = queue
         self._snapshot = snapshot
         self._dead_letter_queue = snapshot.companions[require_dead_letters(queue).name]
@@ -350,6 +353,10 @@ class Steps:
         done = {job.sequence: job for job in dismissed if job.stored and (job.status in is_done or job.reported)}
         if done:
             await self._audit.require_lease()
+            await self._connection.wait_until_connected(self._connection.timeout)
+            if self._connection.reconnects != self._reconnects:
+                # A server that lost its power may have given their sequences to others: the next redrive finds out.
+                return
             originals = {sequence: job.consumer for sequence, job in done.items()}
             failed = await remove_originals(self._connection, self._queue.name, originals)
             for sequence, error in failed.items():
@@ -408,14 +415,36 @@ class Steps:
             for letter, _ in done
             if letter.source == BodySource.QUEUE
         }
+        failed: dict[int, JetStreamProviderError] = {}
         try:
-            failed = await remove_originals(self._connection, self._queue.name, originals)
+            await self._connection.wait_until_connected(self._connection.timeout)
+            if self._connection.reconnects != self._reconnects:
+                failed = await self._replaced([letter for letter, _ in done if letter.sequence in originals])
+            kept = {sequence: consumer for sequence, consumer in originals.items() if sequence not in failed}
+            failed |= await remove_originals(self._connection, self._queue.name, kept)
         except JetStreamProviderError as error:
             failed = dict.fromkeys(originals, error)
         for letter, record in done:
             if letter.sequence in failed:
                 self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
         return [(letter, record) for letter, record in done if letter.sequence not in failed]
+
+    async def _replaced(self, letters: Sequence[DeadLetter]) -> dict[int, JetStreamProviderError]:
+        """Return why originals stay whose sequences other jobs have: an acknowledgement would end those.
+
+        A server that has lost its power gives the sequences of what it has lost to the next jobs.
+        """
+        stored = await Streams(self._connection).get_many(
+            self._queue.name, sorted(letter.sequence for letter in letters)
+        )
+        return {
+            letter.sequence: RedriveError(
+                f"{self._queue.name} stores another job as {letter.sequence}, as where the server has lost its power;"
+                f" {RUN_AGAIN}"
+            )
+            for letter in letters
+            if (message := stored[letter.sequence]) and message.time != letter.time
+        }
 
     async def _add_entries(self, entries: Sequence[int]) -> None:
         self._entries += entries
