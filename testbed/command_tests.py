@@ -37,6 +37,9 @@ TESTS: Final[dict[str, dict[str, str]]] = {
         ),
     },
     "docs/first-steps.md": {"make": _NOT_RUN, "jetstream-queue queue apply": _README, "NATS_URL=": _README},
+    "docs/redrive.md": {
+        "": "tests/server/test_retention.py::test_the_commands_of_the_page_apply_the_policy_of_its_declaration"
+    },
     "docs/backup.md": {"": f"{_REQUESTS}::test_a_queue_is_backed_up_and_restored_stream_by_stream"},
     "docs/command-line.md": {
         "pip install": _NOT_RUN,

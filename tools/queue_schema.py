@@ -14,13 +14,14 @@ from airflow_provider_jetstream.jetstream import (
     Consumer,
     DeadLetterQueue,
     Events,
+    Retention,
     Schedules,
     WorkQueue,
 )
 from airflow_provider_jetstream.jetstream.queue.declaration import Stream
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
-_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules, Attempts)
+_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules, Attempts, Retention)
 _ONE_OR_MORE = ("subjects", "advisory_subjects")
 # They have a name by default, and may be declared by True and False.
 _NAMED_BY_DEFAULT = ("archive", "audit", "schedules", "attempts")

@@ -226,6 +226,11 @@ def _add_discard(
     )
     discard.set_defaults(run=_start, request=_discard_request)
     discard.add_argument(
+        "--by-policy",
+        action="store_true",
+        help="those that dead_letters.keep of the queue's FILE keeps no longer",
+    )
+    discard.add_argument(
         "--without-copy",
         action="store_true",
         help="also letters without a stored copy: nothing brings them back",
@@ -290,9 +295,9 @@ def _request(options: argparse.Namespace) -> RedriveRequest:
 
 
 def _discard_request(options: argparse.Namespace) -> RedriveRequest:
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import BY_POLICY, RedriveRequest
 
-    fields: dict[str, Any] = {"discard": True, "without_copy": options.without_copy}
+    fields: dict[str, Any] = {"discard": BY_POLICY if options.by_policy else True, "without_copy": options.without_copy}
     return RedriveRequest(selection_of(options), **fields | _common_fields(options))
 
 

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
         Consumer,
         DeadLetterQueue,
         Events,
+        Retention,
         Schedules,
     )
     from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
@@ -193,6 +194,7 @@ __all__ = [
     "RedriveRequestError",
     "RedriveState",
     "Repair",
+    "Retention",
     "Schedules",
     "Selection",
     "SelectionError",

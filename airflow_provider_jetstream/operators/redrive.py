@@ -126,7 +126,8 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         ``body:<field>``. The task redrives letters of a key one after the other, each once the job before it has
         completed, and waits for that itself, for ``wait_timeout`` at most
     :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of ``transform``: a list, or JSON text
-    :param discard: drop the letters instead: recorded in the audit, from which ``undo`` brings them back
+    :param discard: drop the letters instead: recorded in the audit, from which ``undo`` brings them back; with
+        ``"by_policy"`` those that ``dead_letters.keep`` of the queue keeps no longer
     :param without_copy: with ``discard``: drop also letters of which no copy would be stored, which nothing brings back
     :param undo: the id of a redrive (``redrive`` of its result): the letters that it discarded come back, parked; with
         ``sequences`` only these
@@ -323,7 +324,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 check_text(**{name: getattr(self, name)})
         require_dead_letter_queue(self._known_queue)
         target = None if target_queue is None else declared_queue(target_queue, self, "target_queue")
-        if self.wait_for_completion and (discard is True or undo is not None):
+        if self.wait_for_completion and (discard is True or discard == runtime.BY_POLICY or undo is not None):
             raise RedriveRequestError(
                 "expected no wait_for_completion beside discard or undo, found it: they make no job to wait for"
             )

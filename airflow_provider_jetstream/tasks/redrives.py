@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import Discard, Protocol, RedriveRequest
 
 AUTO = "auto"
 REDRIVE = "redrive"
@@ -79,7 +79,7 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
         stop_when=_parse_json("stop_when", stop_when),
         # A run's configuration without a patch may render to an empty list.
         patch=None if is_absent(patch) or patch in ([], "[]") else runtime.JsonPatch.of(patch),
-        discard=parse_flag("discard", discard, RedriveRequestError),
+        discard=_parse_discard(discard),
         without_copy=parse_flag("without_copy", without_copy, RedriveRequestError),
         undo=parse_text(undo),
     )
@@ -115,6 +115,10 @@ def request_for_action(
         discard=action == DISCARD,
         undo=undo,
     )
+
+
+def _parse_discard(value: object) -> Discard:
+    return runtime.BY_POLICY if value == runtime.BY_POLICY else parse_flag("discard", value, RedriveRequestError)
 
 
 def _parse_json(name: str, value: object) -> Any:

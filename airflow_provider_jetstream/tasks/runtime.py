@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         redrive_dead_letters,
     )
     from airflow_provider_jetstream.jetstream.redrive.report import problem_of
-    from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import BY_POLICY, LEASE_TIMEOUT, Protocol, RedriveRequest
     from airflow_provider_jetstream.jetstream.redrive.waves import ANY_END
     from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY_END",
+    "BY_POLICY",
     "CODE",
     "ERROR",
     "LEASE_TIMEOUT",

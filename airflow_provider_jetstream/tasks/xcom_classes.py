@@ -29,6 +29,7 @@ VALUES: Final = (
     *("origin.Origin", "origin.TaskTry", "publishing.job.Job", "queue.declaration.Archive", "queue.declaration.Audit"),
     "queue.declaration.Schedules",
     "queue.declaration.Attempts",
+    "queue.declaration.Retention",
     *("queue.declaration.Consumer", "queue.declaration.DeadLetterQueue", "queue.declaration.Events"),
     *("queue.work_queue.WorkQueue", "redrive.json_patch.JsonPatch", "redrive.repair.Repair"),
     *("redrive.request.RedriveRequest", "redrive.stop_rule.StopWhen", "waiting.cursor.Cursor"),

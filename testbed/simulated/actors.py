@@ -56,6 +56,7 @@ _MOMENT: Final = 5.0
 _CANCELS: Final = 0.5
 _WAVES: Final = 0.3
 _UNDOES: Final = 0.4
+_BY_POLICY: Final = 0.6
 _KILLED: Final = 0.5
 _MOST_CHANGES: Final = 6
 _TIDIED: Final = (
@@ -380,6 +381,8 @@ class Actors:
             request = RedriveRequest(rng.choice(_TIDIED), discard=True, why="nobody wants it")
             if rng.random() < _UNDOES and (discards := self.discards()):
                 request = RedriveRequest(undo=rng.choice(discards))
+            elif world.plan.keep and rng.random() < _BY_POLICY:
+                request = RedriveRequest(discard="by_policy")
             changes = rng.randint(1, _MOST_CHANGES) if world.plan.faults and rng.random() < _KILLED else None
             with suppress(*ERRORS):
                 await world.redrive(name, request, changes)
@@ -392,7 +395,7 @@ class Actors:
             {
                 message.subject.removeprefix(f"{prefix}redrives.")
                 for message in audit.messages.values()
-                if message.subject.startswith(f"{prefix}redrives.") and b'"discard":true' in message.data
+                if message.subject.startswith(f"{prefix}redrives.") and b'"discard":' in message.data
             }
         )
 
@@ -402,10 +405,31 @@ class Actors:
             for action, after in pairwise(actions):
                 if action == "discarded" and after in ("redriven", "requeued"):
                     self.world.problem(f"{sequence} was {after}, though it was discarded: {actions}")
+        self._check_ages()
         count = len(self.world.discarded)
         self.world.account.counts["stay discarded"] += count
         if account and account.discarded != count:
             self.world.problem(f"{account.discarded} letters are accounted as discarded, and {count} are")
+
+    def _check_ages(self) -> None:
+        """Check that no letter that a policy has discarded was younger than it keeps such letters.
+
+        The server says when each died. A parked one is younger than that, and its policy another.
+        """
+        world, prefix, parked = self.world, f"audit.{self.world.queue.name}.letters.", set[str]()
+        died = {sequence: at for (sequence, _), at in sorted(world.server.streams[world.queue.name].died.items())}
+        for message in world.server.streams[f"{world.queue.name}-audit"].messages.values():
+            if not message.subject.startswith(prefix):
+                continue
+            record = json.loads(message.data)
+            if record["action"] == "discarded" and record.get("why", "").startswith("kept "):
+                reason = "parked" if message.subject in parked else record["reason"]
+                keep = world.plan.keep.get(reason, None if reason == "parked" else world.plan.keep.get("default"))
+                age = (message.time - died[record["sequence"]]) / 1e9
+                world.account.counts["kept no longer"] += 1
+                if keep is None or age < keep:
+                    world.problem(f"{record['sequence']} ({reason}) was discarded {age} s after its death, kept {keep}")
+            (parked.add if record["action"] == "parked" else parked.discard)(message.subject)
 
     async def check_waits(self) -> None:
         """Check that a wait that begins now tells of discarded jobs that they are."""

@@ -19,6 +19,7 @@ _LOSING: Final = {"power", "purge", "delete", "republish"}
 _ROUGH = 0.6
 _PACE = 0.3
 _SLOW = 3.0
+_AGED = 0.5
 
 
 class Fault(NamedTuple):
@@ -52,6 +53,7 @@ class Plan:
     :param full: the stream that takes few messages; empty where none does
     :param handlers: how many programs handle entries of the dead letter queue
     :param tidiers: how many discard dead letters, and undo that
+    :param keep: for how many seconds letters of each reason are kept, by the policy that tidiers apply; empty for none
     :param later: what comes of tasks that have published: ``clear``, ``rerun`` where their run is deleted and made
         again, or nothing
     """
@@ -78,6 +80,7 @@ class Plan:
     later: str = ""
     pace: float = _PACE
     tidiers: int = 0
+    keep: dict[str, float] = field(default_factory=dict)
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -130,7 +133,13 @@ class Plan:
             # What comes later has the bodies of what was before: the two aren't told apart where jobs are lost.
             plan = replace(plan, later=rng.choice(["", "", "clear", "rerun"]))
         has_letters = not rough and plan.fails + plan.terminates > 0
-        return replace(plan, tidiers=rng.choice([0, 1, 1, 2]) if has_letters else 0)
+        plan = replace(plan, tidiers=rng.choice([0, 1, 1, 2]) if has_letters else 0)
+        ages = {
+            name: rng.choice([0.2, 1.0, 5.0])
+            for name in ("max_deliveries", "default", "parked")
+            if rng.random() < _AGED
+        }
+        return replace(plan, keep=ages if plan.tidiers else {})
 
 
 def _kinds(rng: random.Random, *, rough: bool, clustered: bool) -> list[str]:

@@ -196,7 +196,8 @@ class Stream(Generic[_Reader]):
     :ivar led: whether a server leads it; otherwise it takes and answers nothing
     :ivar leader: the name of the server that leads it, and since when; empty where there is one server only
     :ivar ahead: by how many nanoseconds its leader's clock is ahead
-    :ivar died: the sequences and bodies of jobs that have used up their deliveries or were terminated, once at least
+    :ivar died: the sequences and bodies of jobs that have used up their deliveries or were terminated, once at least,
+        and when they last did
     :ivar history: by sequence the bodies that it has stored, also those that are gone; not what a loss of power took
     :ivar lost: by sequence the bodies that a loss of power took
     """
@@ -216,7 +217,7 @@ class Stream(Generic[_Reader]):
     led: bool = True
     leader: tuple[str, int] = ("", 0)
     ahead: int = 0
-    died: set[tuple[int, bytes]] = field(default_factory=set)
+    died: dict[tuple[int, bytes], int] = field(default_factory=dict)
     history: dict[int, bytes] = field(default_factory=dict)
     lost: dict[int, bytes] = field(default_factory=dict)
 
@@ -286,7 +287,7 @@ class Stream(Generic[_Reader]):
 
     def note_death(self, sequence: int) -> None:
         """Note that a job has died."""
-        self.died.add((sequence, self.history.get(sequence) or self.lost.get(sequence, b"")))
+        self.died[sequence, self.history.get(sequence) or self.lost.get(sequence, b"")] = self.now()
 
     def _known(self, message_id: str) -> int:
         """Return the sequence of the message that has an id, or 0."""

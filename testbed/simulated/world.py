@@ -634,6 +634,7 @@ def _declared(plan: Plan, *, is_full: bool) -> WorkQueue:
         dead_letters={
             "name": f"{QUEUE}-dead",
             **({"retention": "workqueue"} if plan.handlers else {}),
+            **({"keep": {name: f"{age:g}s" for name, age in plan.keep.items()}} if plan.keep else {}),
             **limits.get("dead_letters", {}),
         },
         events={"name": f"{QUEUE}-events", **limits.get("events", {})},

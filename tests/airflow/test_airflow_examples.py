@@ -17,10 +17,17 @@ import pytest
 from airflow_steps import ROOT, provisioned, running_workers, succeeded
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, move_due_jobs, resume_redrive
+from airflow_provider_jetstream.jetstream import (
+    WorkQueue,
+    find_dead_letters,
+    list_redrives,
+    move_due_jobs,
+    resume_redrive,
+)
+from testbed.dead_letters import make_terminated_letters
 from testbed.face import summarise_dead_letters
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,3 +210,22 @@ async def test_delayed_jobs_are_done_once_and_not_before_their_time_and_a_cancel
     assert set(sent) == set(begun)
     for to, since in begun.items():
         assert sent[to] >= datetime.fromisoformat(since) + timedelta(seconds=DELAY), to
+
+
+async def test_letters_that_a_policy_keeps_no_longer_are_discarded(
+    airflow: Airflow, connection: NatsPyConnection, tmp_path: Path
+) -> None:
+    letters = {"name": "refunds-dead", "keep": {"max_deliveries": "1ms", "terminated": "7d"}}
+    queue = await make_queue(connection, "refunds", dead_letters=letters, dead=["a", "b"])
+    await make_terminated_letters(connection, queue, ["kept"])
+    file = tmp_path / "refunds.yaml"
+    file.write_text(queue.to_yaml())
+    await asyncio.to_thread(airflow.wait_for_dags, "letter_retention")
+    run_id = airflow.trigger("letter_retention", {"queue": str(file)})
+    await asyncio.to_thread(succeeded, airflow, "letter_retention", run_id)
+    result = airflow.xcom("letter_retention", run_id, "apply")
+    assert (result["discarded"], result["redriven"], result["state"]) == (2, 0, "finished")
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [3]
+    (redrive,) = await list_redrives(connection, queue)
+    assert redrive.why == "by policy: max_deliveries 1ms, terminated 7d; every night"
+    assert redrive.who["run_id"] == run_id

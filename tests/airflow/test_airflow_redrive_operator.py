@@ -143,6 +143,10 @@ async def test_letters_are_discarded_and_come_back_parked(
     [
         ({"discard": True, "wait_for_completion": True}, "make no job to wait for"),
         ({"discard": True, "engine": "spark"}, "expected no discard"),
+        ({"discard": "by_policy", "engine": "spark"}, "expected no discard"),
+        ({"discard": "by_policy", "wait_for_completion": True}, "make no job to wait for"),
+        ({"discard": "by_policy", "select": {"consumer": "a"}}, "the policy selects"),
+        ({"discard": "by policy"}, "expected true or false for discard"),
         ({"undo": "x", "engine": "spark"}, "expected no undo"),
         ({"discard": True, "max_redrives": 3}, "beside discard, found max_redrives"),
         ({"without_copy": True}, "expected discard beside without_copy"),

@@ -2,13 +2,21 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream.queue.declaration import (
+    Archive,
+    Audit,
+    Consumer,
+    DeadLetterQueue,
+    Events,
+    Retention,
+)
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -206,6 +214,38 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "size that is none": (_with(max_bytes="plenty"), 'max_bytes: expected a size such as "256MB"'),
     "retention": (_with(retention="limits"), "retention: no such field"),
+    "kept by no reason": (
+        _with(dead_letters={"name": "d", "keep": {"undeliverable": "1d"}}),
+        (
+            "dead_letters.keep: expected ages by max_deliveries, terminated, deadline, expired, orphan, default,"
+            " parked, found 'undeliverable': jobs that are undeliverable or unaccounted for are no dead letters, and"
+            " are kept"
+        ),
+    ),
+    "kept for nothing": (
+        _with(dead_letters={"name": "d", "keep": {}}),
+        "dead_letters.keep: expected an age for at least one reason, found none: leave keep out",
+    ),
+    "kept for no time": (
+        _with(dead_letters={"name": "d", "keep": {"default": 0}}),
+        "dead_letters.keep: default: expected an age above 0, or -1 to keep these letters, found 0",
+    ),
+    "kept for no duration": (
+        _with(dead_letters={"name": "d", "keep": {"default": "a week"}}),
+        "dead_letters.keep.default: expected a duration such as",
+    ),
+    "kept longer than stored": (
+        _with(dead_letters={"name": "d", "max_age": "30d", "keep": {"default": "30d"}}),
+        "dead_letters: keep.default: expected an age below the max_age (30d) of d, found 30d: the stream would drop",
+    ),
+    "kept without a limit": (
+        _with(dead_letters={"name": "d", "max_age": "30d", "keep": {"terminated": "7d", "parked": -1}}),
+        "dead_letters: keep.parked: expected an age below the max_age (30d) of d, found none",
+    ),
+    "kept without an audit": (
+        _with(dead_letters={"name": "d", "keep": {"default": "30d"}}, audit=False),
+        "expected an audit beside dead_letters.keep, found none: it records what is discarded",
+    ),
 }
 
 
@@ -243,3 +283,22 @@ def test_a_declaration_survives_json_unchanged(load: Callable[[dict[str, Any]], 
     assert again.model_dump(mode="json", exclude_unset=True) == dumped
     assert queue.dead_letters is not None
     assert queue.dead_letters.num_replicas == 3
+
+
+def test_how_long_letters_are_kept_is_declared_as_a_model_a_dict_or_yaml(tmp_path: Path) -> None:
+    keep: dict[str, Any] = {"max_deliveries": "30d", "terminated": timedelta(days=7), "default": "90d", "parked": -1}
+    letters = {"name": "q-dead", "keep": Retention(**keep)}
+    queue = WorkQueue.load(_with(dead_letters=letters))
+    assert WorkQueue.load(_with(dead_letters={"name": "q-dead", "keep": keep})) == queue
+    file = tmp_path / "q.yaml"
+    file.write_text(queue.to_yaml())
+    assert "max_deliveries: 30d" in file.read_text()
+    assert WorkQueue.load(str(file)) == WorkQueue.load(queue.as_values()) == queue
+    assert queue.dead_letters is not None
+    assert queue.dead_letters.keep is not None
+    described = queue.dead_letters.keep.describe()
+    assert described == "max_deliveries 30d, terminated 7d, default 90d, parked without a limit"
+    assert "keep" not in queue.dead_letters.config()
+    problem = r"the declaration of retention of dead letters '\?' can't be used:\n  - expected ages by"
+    with pytest.raises(QueueDeclarationError, match=problem):
+        Retention(poison="1d")

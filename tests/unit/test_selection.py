@@ -10,8 +10,10 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.selection import NotKept, Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.queue.declaration import Retention
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOW = DIED + timedelta(hours=1)
@@ -80,6 +82,40 @@ def test_parked_letters_are_selected_only_explicitly() -> None:
     assert not Selection().matches(parked, NOW)
     assert Selection(parked=True).matches(parked, NOW)
     assert not Selection(parked=True).matches(LETTER, NOW)
+
+
+@pytest.mark.parametrize(
+    ("keep", "age", "is_kept"),
+    [
+        ({"terminated": "1h"}, "59m", True),
+        ({"terminated": "1h"}, "1h", False),
+        ({"default": "1h"}, "1h", False),
+        ({"default": "1ms", "terminated": "2h"}, "1h", True),
+        ({"default": "1ms", "terminated": -1}, "1h", True),
+        ({"max_deliveries": "1ms"}, "1h", True),
+        ({"parked": "1ms"}, "1h", True),
+    ],
+)
+def test_a_letter_is_kept_for_the_age_of_its_reason(keep: dict[str, Any], age: str, *, is_kept: bool) -> None:
+    # What its worker says of the time doesn't count.
+    letter = replace(LETTER, kept_since=DIED, death=replace(DEATH, died_at=DIED - timedelta(days=99)))
+    now = DIED + timedelta(seconds=parse_seconds(age))
+    assert NotKept(keep=Retention(**keep)).matches(letter, now) is not is_kept
+
+
+def test_a_policy_keeps_parked_letters_by_an_age_of_their_own_and_jobs_that_are_not_dead() -> None:
+    parked = replace(LETTER, parked="too often", kept_since=NOW)
+    policy = NotKept(keep=Retention(default="1ms", parked="2h"))
+    assert not policy.matches(parked, NOW + timedelta(hours=1))
+    assert policy.matches(parked, NOW + timedelta(hours=2))
+    for reason in (Reason.UNDELIVERABLE, Reason.UNACCOUNTED):
+        assert not policy.matches(replace(LETTER, death=replace(DEATH, reason=reason)), NOW)
+    assert not NotKept().matches(LETTER, NOW)
+
+
+def test_every_reason_of_a_dead_letter_has_an_age() -> None:
+    others = {Reason.UNDELIVERABLE, Reason.UNACCOUNTED}
+    assert {*Retention.model_fields} == {*Reason} - others | {"default", "parked"}
 
 
 def test_undeliverable_jobs_are_selected_only_explicitly() -> None:

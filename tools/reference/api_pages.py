@@ -18,7 +18,7 @@ _AIRFLOW_INTRO = (
     "What Airflow discovers besides [operators and sensors](operators.md), [triggers](triggers.md) and the"
     " [hook](hook.md)."
 )
-QUEUE_MODELS = ("WorkQueue", "Consumer", "DeadLetterQueue", "Events", "Archive", "Audit")
+QUEUE_MODELS = ("WorkQueue", "Consumer", "DeadLetterQueue", "Retention", "Events", "Archive", "Audit")
 
 
 class ApiPage(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
-from airflow_provider_jetstream.jetstream.queue.declaration import Stream
+from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, Retention, WorkQueue
+from airflow_provider_jetstream.jetstream.queue.declaration import Declaration, Stream
 from tools.reference.arguments import Argument, class_arguments
 from tools.reference.docstrings import own_docstring
 from tools.reference.entries import argument_table, method_table
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE = "queue-fields.md"
-MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit)
+MODELS = (WorkQueue, Consumer, DeadLetterQueue, Retention, Events, Archive, Audit)
 _INTRO = (
     "The declaration of a queue in Python, as a dict or as YAML ([guide](../queue.md);"
     " [JSON Schema](../contract/queue.schema.json) for editors). Import the models from"
@@ -53,7 +53,7 @@ def field_problems() -> list[str]:
     ]
 
 
-def _section(model: type[Stream | Consumer], links: Mapping[str, str]) -> str:
+def _section(model: type[Declaration], links: Mapping[str, str]) -> str:
     return join(
         [
             heading(2, model.__name__),
@@ -67,7 +67,7 @@ def _section(model: type[Stream | Consumer], links: Mapping[str, str]) -> str:
     )
 
 
-def _fields(model: type[Stream | Consumer]) -> list[Argument]:
+def _fields(model: type[Declaration]) -> list[Argument]:
     """Return the fields that a model declares or describes itself, rather than those of every stream."""
     own = vars(model)["__annotations__"].keys() | own_docstring(model).arguments.keys()
     return [field for field in class_arguments(model) if field.name in own]

@@ -248,6 +248,8 @@ class _Case:
             # A record's origin counts only where it is the one that the job's key names.
             origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
             consumer_absent=by is None and source is BodySource.QUEUE,
+            # A record states the time of a death by its writer's clock.
+            kept_since=max([death.died_at, *[entry.recorded_at for entry in self.current]]),
         )
 
     def death_without_entry(self, message: StoredMessage, consumer: ConsumerState | None) -> Death:

@@ -58,6 +58,7 @@ class DeadLetter(TaskReport):
     :param origin: the Airflow task that published it, if one did and it is known
     :param consumer_absent: whether it is stored and no consumer takes its subject any more: the one that delivered it
         is gone, or takes other subjects. A consumer that is created for the subject would run it again
+    :param kept_since: when it died, or was parked, by the server's clock; ``None`` where no scan says so
     :param foreign_subject: whether nothing but a record states its subject, which isn't one of the consumer's whose
         worker wrote the record: a redrive has to name the subject
     """
@@ -77,6 +78,7 @@ class DeadLetter(TaskReport):
     origin: Origin | None = None
     consumer_absent: bool = False
     foreign_subject: bool = False
+    kept_since: datetime | None = None
 
     @property
     def sequence(self) -> int:

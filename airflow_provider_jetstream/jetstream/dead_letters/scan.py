@@ -106,14 +106,17 @@ class Scan:
     _disputed: frozenset[int] = frozenset()
     # How often the connection had been restored when the entries were those of the index.
     _entries_as_of: int = field(init=False)
+    # By the monotonic clock: the snapshot was taken before.
+    _answered_at: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._entries_as_of = self._reconnects
+        self._answered_at = time.monotonic()
 
     @property
     def now(self) -> datetime:
-        """The time by the server's clock, to which the ages of letters refer."""
-        return self.snapshot.taken_at + timedelta(seconds=time.monotonic() - self.loaded_at)
+        """The time by the server's clock, or a moment before, to which the ages of letters refer."""
+        return self.snapshot.taken_at + timedelta(seconds=time.monotonic() - self._answered_at)
 
     @classmethod
     async def begin(
@@ -392,6 +395,7 @@ class Scan:
             )
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
         self.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
+        self._answered_at = time.monotonic()
         self._reader.update(snapshot=self.snapshot)
         if snapshot is None:
             # The server may have forgotten deaths whose advisories it had published, or a consumer was reset.

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer, field_validator, model_validator
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.line_text import shown_field, shown_value
-from airflow_provider_jetstream.jetstream.queue.declaration import Duration
+from airflow_provider_jetstream.jetstream.queue.declaration import Duration, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,6 +170,26 @@ class EveryLetter(Selection):
     def matches(self, letter: DeadLetter, now: datetime) -> bool:
         """Match every letter."""
         return True
+
+
+class NotKept(Selection):
+    """The dead letters, parked or not, that a queue keeps no longer; none where no policy says so."""
+
+    keep: Retention | None = None
+
+    @field_serializer("keep")
+    def _describe(self, keep: Retention | None) -> str | None:
+        return keep.describe() if keep else None
+
+    def age_of(self, letter: DeadLetter) -> int | None:
+        """Return for how many nanoseconds a letter is kept; ``None`` for as long as it is stored."""
+        reason, is_parked = letter.death.reason, letter.parked is not None
+        return self.keep.age_of(reason, is_parked=is_parked) if self.keep else None
+
+    def matches(self, letter: DeadLetter, now: datetime) -> bool:
+        """Return whether a letter is older than it is kept."""
+        age = self.age_of(letter)
+        return age is not None and now - (letter.kept_since or letter.death.died_at) >= _timedelta(age)
 
 
 def _selection_error(source: object, error: Exception) -> SelectionError:

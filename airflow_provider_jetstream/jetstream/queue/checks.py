@@ -115,6 +115,8 @@ def queue_problems(queue: QueueFields) -> list[str]:
             problems.append(
                 f"the {companion.kind} {companion.name} doesn't capture {subject}, so {harm}: add that subject"
             )
+    if queue.dead_letters and queue.dead_letters.keep and queue.audit is None:
+        problems.append("expected an audit beside dead_letters.keep, found none: it records what is discarded")
     if queue.dead_letters:
         problems += [
             f"consumer {consumer.name} retries for ever (max_deliver -1), so the dead letter queue"

@@ -467,6 +467,76 @@ def _expand_partitions(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
 Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_expand_partitions)]
 
 
+class Retention(Declaration):
+    """How long dead letters are kept, by why they died; whoever applies it discards the older ones.
+
+    A field is an age, or ``-1`` for letters that are kept for as long as they are stored. The server's clock counts:
+    from the death, and of a parked letter from when it was parked.
+
+    :param max_deliveries: letters that used up their deliveries
+    :param terminated: letters that a worker terminated
+    :param deadline: letters whose last delivery ran past the job's deadline
+    :param expired: letters whose deadline had passed
+    :param orphan: letters without an advisory, found by counting
+    :param default: letters of each other reason; where absent, these are kept
+    :param parked: parked letters, whatever their reason; where absent, these are kept
+    """
+
+    kind = "retention of dead letters"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+    max_deliveries: Duration | None = None
+    terminated: Duration | None = None
+    deadline: Duration | None = None
+    expired: Duration | None = None
+    orphan: Duration | None = None
+    default: Duration | None = None
+    parked: Duration | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_reasons(cls, values: Any) -> Any:
+        unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
+        if unknown:
+            raise ValueError(
+                f"expected ages by {', '.join(cls.model_fields)}, found {shown_value(unknown[0])}: jobs that are"
+                " undeliverable or unaccounted for are no dead letters, and are kept"
+            )
+        return values
+
+    def _problems(self) -> list[str]:
+        if not self.ages:
+            return ["expected an age for at least one reason, found none: leave keep out, and letters are kept"]
+        return [
+            f"{name}: expected an age above 0, or -1 to keep these letters, found {age}"
+            for name, age in self.ages.items()
+            if age == 0
+        ]
+
+    @property
+    def ages(self) -> dict[str, int]:
+        """The declared ages in nanoseconds by their names."""
+        declared = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: age for name, age in declared.items() if age is not None}
+
+    def age_of(self, reason: str, *, is_parked: bool) -> int | None:
+        """Return for how many nanoseconds a letter is kept; ``None`` for as long as it is stored."""
+        age = self.parked
+        if not is_parked:
+            # A job that is no dead letter has no field.
+            age = self.ages.get(reason, self.default) if reason in type(self).model_fields else None
+        return age if age and age > 0 else None
+
+    def describe(self) -> str:
+        """Return the ages as text for people."""
+        return ", ".join(
+            f"{name} {format_duration(age) if age > 0 else 'without a limit'}" for name, age in self.ages.items()
+        )
+
+
 class DeadLetterQueue(Stream):
     """The stream that captures the dead letters of a work queue.
 
@@ -474,6 +544,8 @@ class DeadLetterQueue(Stream):
     :param consumers: consumers to provision on it, for handlers other than this package's
     :param republish: where the server copies each entry to, so that what a handler has acknowledged is known; by
         default to the audit, if the retention removes acknowledged entries. ``None``: unchanged where it exists
+    :param keep: how long letters are kept, by their reasons: a ``Retention`` or its dict, such as
+        ``{"terminated": "7d", "default": "90d"}``. No server knows it: ``discard="by_policy"`` applies it
     """
 
     kind = "dead letter queue"
@@ -485,8 +557,19 @@ class DeadLetterQueue(Stream):
     retention: Literal["limits", "workqueue", "interest"] = "limits"
     consumers: Consumers = ()
     republish: dict[str, Any] | None = None
+    keep: Retention | None = None
     allow_direct: bool | None = True
     metadata: dict[Text, Text] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
+
+    def _problems(self) -> list[str]:
+        limit = self.max_age or 0
+        return [
+            f"keep.{name}: expected an age below the max_age ({format_duration(limit)}) of {self.name}, found"
+            f" {format_duration(age) if age > 0 else 'none'}: the stream would drop what it knows of these letters"
+            " first; shorten the age, or leave max_age out"
+            for name, age in (self.keep.ages if self.keep and limit > 0 else {}).items()
+            if age < 0 or age >= limit
+        ]
 
     def _retention(self) -> str:
         return self.retention

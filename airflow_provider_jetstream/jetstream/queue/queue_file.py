@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.limits import QUANTITY, QUEUE_FILE, QUEUE_FILE_LEVELS, QUEUE_FILE_VALUES
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
-from airflow_provider_jetstream.jetstream.queue.declaration import PLACEHOLDER, Consumer, Stream, partition_subject
+from airflow_provider_jetstream.jetstream.queue.declaration import (
+    PLACEHOLDER,
+    Consumer,
+    Declaration,
+    Stream,
+    partition_subject,
+)
 from airflow_provider_jetstream.jetstream.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -16,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic.fields import FieldInfo
-
-    from airflow_provider_jetstream.jetstream.queue.declaration import Declaration
 
 
 # A number to the base 60, as YAML 1.1 has them; making one takes a time that grows with the square of its length.
@@ -182,6 +186,8 @@ def _comparable(value: Any) -> Any:
 
 
 def _value(value: Any, field: FieldInfo) -> Any:
+    if isinstance(value, Declaration):
+        return _values(value, {})
     if isinstance(value, tuple):
         if value and isinstance(value[0], Consumer):
             return [_consumer_values(consumer) for consumer in _undivided(value)]

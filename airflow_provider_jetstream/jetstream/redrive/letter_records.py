@@ -74,7 +74,8 @@ class LetterRecords:
     def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:
         death, redrives = letter.death, letter.redrives + (action not in ("parked", "discarded"))
         error = death.error_class, death.error_message, death.explanation
-        key = action, subject, new_stream, redrives, self.wave, death.stream, death.consumer, death.reason, error
+        why = self._request.why_of(letter)
+        key = action, subject, new_stream, redrives, self.wave, why, death.stream, death.consumer, death.reason, error
         if common := self._known.get(key):
             return common
         if len(self._known) >= _MOST_KNOWN:
@@ -91,7 +92,7 @@ class LetterRecords:
             fingerprint=death.fingerprint,
             error_class=_shown(death.error_class),
             error_message=_shown(death.error_message or death.explanation),
-            why=self._request.why,
+            why=why,
             who=self._request.who,
             run=self._request.run,
             wave=self.wave,

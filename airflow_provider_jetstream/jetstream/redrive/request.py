@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.selection import NotKept, Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.function_problem import function_problem
@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize, checked_waves
 from airflow_provider_jetstream.jetstream.task_values import TaskValue
-from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.jetstream.units import format_duration, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LEASE_TIMEOUT = 60.0
 # Of the number of a subject's token.
 _MOST_DIGITS = 3
+# Discards the letters that the queue's declaration keeps no longer.
+BY_POLICY: Final = "by_policy"
+Discard: TypeAlias = bool | Literal["by_policy"]
 
 
 _OPTIONAL_TEXT = ((str, NoneType), "text")
@@ -43,7 +46,6 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "why": _OPTIONAL_TEXT,
     "who": (dict, "a dict"),
     "run": _OPTIONAL_TEXT,
-    "discard": (bool, "True or False"),
     "without_copy": (bool, "True or False"),
     "undo": _OPTIONAL_TEXT,
     "count_under_pause": (bool, "True or False"),
@@ -95,7 +97,8 @@ class RedriveRequest(TaskValue):
     :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of a transform: a
         :class:`~airflow_provider_jetstream.jetstream.JsonPatch`, its JSON text or its operations
     :param discard: whether letters are dropped instead, recorded in the audit, from which they can be brought back
-        for as long as it has the record and, where the record refers to the archive, that has the copy
+        for as long as it has the record and, where the record refers to the archive, that has the copy. With
+        ``"by_policy"`` these are the letters that ``dead_letters.keep`` of the queue's declaration keeps no longer
     :param without_copy: with ``discard``: whether also letters are dropped of which there would be no copy, so that
         nothing brings them back
     :param undo: the id of a redrive that discarded letters: these come back, parked; all of them, or the ``sequences``
@@ -120,7 +123,7 @@ class RedriveRequest(TaskValue):
     waves: Sequence[WaveSize] = ()
     stop_when: StopWhen | Mapping[str, Any] | float | None = None
     patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None
-    discard: bool = False
+    discard: Discard = False
     without_copy: bool = False
     undo: str | None = None
 
@@ -164,6 +167,9 @@ class RedriveRequest(TaskValue):
             object.__setattr__(self, "stop_when", StopWhen.of(self.stop_when))
         if self.patch is not None:
             object.__setattr__(self, "patch", JsonPatch.of(self.patch))
+        if self.discard == BY_POLICY and self.selection == Selection():
+            # None, until the queue's policy is known.
+            object.__setattr__(self, "selection", NotKept())
 
     @property
     def operation(self) -> str:
@@ -212,6 +218,11 @@ class RedriveRequest(TaskValue):
         """What it changes in the letters' bodies."""
         return None if self.patch is None else JsonPatch.of(self.patch)
 
+    def why_of(self, letter: DeadLetter) -> str | None:
+        """Return why it does what it does to a letter."""
+        age = self.selection.age_of(letter) if isinstance(self.selection, NotKept) else None
+        return self.why if age is None else f"kept {format_duration(age)}; {self.why}"
+
     def must_park(self, letter: DeadLetter) -> bool:
         """Return whether a letter is to be parked rather than redriven."""
         return bool(self.undo) or (self.max_redrives is not None and letter.redrives >= self.max_redrives)
@@ -220,6 +231,8 @@ class RedriveRequest(TaskValue):
         """Return which field has a value of another type than it can have; empty where none has."""
         if problem := function_problem("transform", self.transform, "DeadLetter"):
             return problem
+        if self.discard != BY_POLICY and not isinstance(self.discard, bool):
+            return f'expected True, False or "{BY_POLICY}" as discard, found {self.discard!r}: convert it'
         for name, (types, expected) in _TYPES.items():
             value = getattr(self, name)
             is_flag = isinstance(value, bool)
@@ -243,6 +256,10 @@ class RedriveRequest(TaskValue):
             return "expected discard beside without_copy, found none: it drops letters of which no copy would be stored"
         if not (self.discard or self.undo):
             return ""
+        if self.discard == BY_POLICY and not isinstance(self.selection, NotKept):
+            return (
+                "expected no selection beside discard by_policy, found one: the policy selects; leave one of them out"
+            )
         what = "undo" if self.undo else "discard"
         others = set(self.impossible_in_place) - {what, "selection", "rate"}
         if self.protocol != Protocol.AUTO:

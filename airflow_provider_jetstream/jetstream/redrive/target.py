@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.dead_letters.selection import NotKept
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import BY_POLICY
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -135,7 +138,18 @@ async def read_target(connection: Connection, request: RedriveRequest, scan: Sca
 
 
 def own_request(request: RedriveRequest, queue: WorkQueue) -> RedriveRequest:
-    """Return a request that names no target where the target is the letters' own queue."""
+    """Return a request that names no target where the target is the letters' own queue, and a policy's letters.
+
+    :raises QueueDeclarationError: the request applies a policy that the queue doesn't declare
+    """
+    if request.discard == BY_POLICY and request.selection == NotKept():
+        keep = require_dead_letters(queue).keep
+        if keep is None:
+            problem = "expected dead_letters.keep, found none: declare it, and name the queue's file; no server has it"
+            raise QueueDeclarationError(queue.name, [problem])
+        policy = f"by policy: {keep.describe()}"
+        why = f"{policy}; {request.why}" if request.why else policy
+        return replace(request, selection=NotKept(keep=keep), why=why)
     if request.target is None or request.target.name != queue.name:
         return request
     return replace(request, target=None)

@@ -114,6 +114,7 @@ with DAG("right", default_args={"deferrable": True}, schedule=None):
     JetStreamRedriveOperator(task_id="one", work_queue=QUEUE, wait_for_completion=True, min_completed=1)
     JetStreamRedriveOperator(task_id="waves", work_queue=QUEUE, waves=[10, "rest"], stop_when=StopWhen(died_again=0.1))
     JetStreamRedriveOperator(task_id="discard", work_queue=QUEUE, discard=True, why="a reason", dry_run=True)
+    JetStreamRedriveOperator(task_id="apply_policy", work_queue=QUEUE, discard="by_policy")
     JetStreamRedriveOperator(task_id="keyed", work_queue=QUEUE, order_key="header:Customer", wait_timeout="1h")
     JetStreamRedriveOperator(
         task_id="spark",
