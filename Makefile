@@ -86,9 +86,10 @@ bench-spark: $(UV) # JVM and server share two cores with the benchmark: compare 
 
 screenshots: $(UV) chromium ## takes the pictures of docs/screenshots again
 	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py tests/ui/test_ui_tutorial.py
-reference: $(UV) ## writes docs/reference from the code, and the picture of the rooms from the imports
+reference: $(UV) ## writes docs/reference from the code, and the picture and the sizes of the rooms
 	$(RUN) python -m tools.reference
 	$(RUN) python -m tools.room_picture
+	$(RUN) python -m tools.room_sizes
 api-types: $(UV) ## writes the front end's types from the models of its API
 	$(RUN) python -m tools.api_types
 contract-files: $(UV) ## writes docs/contract from the models that read these messages
