@@ -27,6 +27,7 @@ from testbed.dead_letters import make_terminated_letters, request_for
 from testbed.queues import (
     completion_body,
     eventually,
+    make_dead_letters,
     make_queue,
     process_all,
     publish_jobs,
@@ -528,3 +529,20 @@ async def test_an_acknowledgement_of_another_consumers_job_makes_no_metric(
     await _delete(connection, name, 1)
     assert await stored_count(connection, f"{name}-events") == 0
     assert _numbers(await account_for_jobs(connection, queue)) == (0, [(1, 1)], [])
+
+
+async def test_a_letter_that_is_published_and_discarded_while_an_account_reads_is_counted_by_the_next(
+    connection: NatsPyConnection, name: str
+) -> None:
+    """The first account counts the jobs of before, and reads the record of the discard."""
+    queue = await make_queue(connection, name)
+
+    async def discard() -> None:
+        await make_dead_letters(connection, queue, ["dead"])
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(discard=True, why="a test order"))
+        assert len(report.discarded) == 1
+
+    during = await account_for_jobs(BeforeRequest(connection, f"STREAM.INFO.{name}-events", discard), queue)
+    assert (during.jobs, during.discarded) == (0, 0)
+    after = await account_for_jobs(connection, queue)
+    assert (after.jobs, after.ended, after.discarded) == (1, 1, 1)

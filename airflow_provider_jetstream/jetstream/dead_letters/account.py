@@ -152,7 +152,8 @@ class JobAccount(TaskReport):
             tuple(checkpoint.unaccounted.pairs()),
             tuple(checkpoint.unknown.pairs()),
             checkpoint.why_unknown,
-            checkpoint.discarded.count,
+            # It may know of later ones, too.
+            (checkpoint.discarded & SequenceRanges.between(1, checkpoint.last)).count,
         )
 
 
@@ -221,7 +222,7 @@ class _Accounting:
                     "open": (before.open | again) - lost,
                     "early": SequenceRanges(),
                     "claimed": before.claimed - lost,
-                    "discarded": before.discarded - lost - again,
+                    "discarded": (before.discarded & SequenceRanges.between(1, last)) - again,
                     "unaccounted": before.unaccounted - lost - again,
                     "unknown": before.unknown - lost - again,
                 }
@@ -269,7 +270,7 @@ class _Accounting:
             deleted=deleted & (stays | later),
             early=((settled.early | ended) & later) - reopened,
             claimed=self._claimed & (stays | later),
-            discarded=self._evidence.still_discarded(settled.discarded) & SequenceRanges.between(1, last) - stays,
+            discarded=(self._evidence.still_discarded(settled.discarded) & SequenceRanges.between(1, newest)) - stays,
             unaccounted=unaccounted | (known - self._claimed),
             unknown=unknown,
             why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),
