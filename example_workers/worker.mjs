@@ -1,12 +1,14 @@
 // A worker in JavaScript, written from docs/worker-contract.md: Node 20 and the npm package nats.
 // NATS_URL, JOB_STREAM and JOB_CONSUMER say what it works on. It prints what each job says.
 import { createHash, randomUUID } from "node:crypto";
+import { hostname } from "node:os";
 import { AckPolicy, JSONCodec, StringCodec, connect, headers } from "nats";
 
 const { NATS_URL = "nats://127.0.0.1:4222", JOB_STREAM: queue, JOB_CONSUMER: consumer } = process.env;
 const json = JSONCodec();
 const text = StringCodec();
 const NO_MESSAGE = 10037;
+const worker = `${hostname()}:${process.pid}`;
 
 const client = await connect({ servers: NATS_URL, maxReconnectAttempts: -1, waitOnFirstConnect: true });
 const jetstream = client.jetstream();
@@ -20,7 +22,7 @@ if (config.ack_policy !== AckPolicy.Explicit) throw new Error(`expected a consum
 function placeOf(message) {
   const tokens = message.reply.split(".");
   const [deliveries, sequence, , stored] = tokens.length === 9 ? tokens.slice(4) : tokens.slice(6);
-  return { deliveries: Number(deliveries), sequence: Number(sequence), stored };
+  return { deliveries: Number(deliveries), sequence: Number(sequence), stored, began: Date.now() };
 }
 
 function idOf(message, sequence) {
@@ -139,7 +141,7 @@ async function storeRecord(message, place, reason, explanation) {
 /** What is known of an attempt, as subject and body; each message about it replaces the one before. */
 function attemptOf({ sequence, deliveries }, fields) {
   const [type, timestamp] = ["io.airflow.jetstream.v1.attempt", new Date().toISOString()];
-  const body = { type, timestamp, stream: queue, consumer, stream_seq: sequence, deliveries, ...fields };
+  const body = { type, timestamp, stream: queue, consumer, worker, stream_seq: sequence, deliveries, ...fields };
   return [`attempts.${queue}.${consumer}.${sequence}.${deliveries}`, json.encode(body)];
 }
 
@@ -147,13 +149,18 @@ function attemptOf({ sequence, deliveries }, fields) {
 function reportProgress(place, fraction, text) {
   if (!storesAttempts || Date.now() - (place.reportedAt ?? 0) < 1000) return;
   place.reportedAt = Date.now();
-  client.publish(...attemptOf(place, { fraction, text: text.slice(0, 200) }));
+  place.progress = { fraction, text: text.slice(0, 200) };
+  client.publish(...attemptOf(place, place.progress));
 }
 
 /** Says how an attempt failed, before the job is handed back; that it isn't stored changes nothing else. */
 async function storeFailure(place, error) {
   if (!storesAttempts) return;
-  const fields = { failed: true, error_class: error.name, error_message: error.message.slice(0, 1000) };
+  const [, name, module, line] = /at (?:async )?(\S+) \(.*?([^/\\]+)\.m?js:(\d+):\d+\)/.exec(error.stack) ?? [];
+  const error_place = line && `${module}:${name}:${line}`;
+  const said = { error_class: error.name, error_message: error.message.slice(0, 1000), error_place };
+  // It replaces the progress, and so has that too.
+  const fields = { ...place.progress, ...said, failed: true, seconds: (Date.now() - place.began) / 1000 };
   await jetstream.publish(...attemptOf(place, fields)).catch((problem) => console.error(`the error isn't stored: ${problem.message}`));
 }
 

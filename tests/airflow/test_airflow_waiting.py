@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
-from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
+from dags.waiting import FORGETFUL, FULL, PROGRESS, UNAUDITED, queue
 
 from airflow_provider_jetstream.jetstream import connect
+from airflow_provider_jetstream.worker import Worker
 from testbed.face import stream_info
+from testbed.queues import eventually, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.airflow import Airflow
 
 RUN = "waiting"
@@ -123,3 +126,28 @@ def test_without_a_publish_log_the_task_warns_of_retries_after_the_duplicate_win
     warning = "A retry comes 1:00:00 after a failure, and forgetful forgets the ids of jobs after 2m: "
     assert warning in log_text(airflow, "forgetful", RUN, "forgetful")
     assert "forgets the ids" not in log_text(airflow, "deaths", RUN, "dead_allowed")
+
+
+async def test_the_log_of_a_deferred_task_says_how_far_its_job_is(
+    airflow: Airflow, settings: ConnectionSettings
+) -> None:
+    airflow.wait_for_dags("progress")
+    await provisioned(settings, PROGRESS)
+    done, run_id = asyncio.Event(), airflow.trigger("progress")
+
+    async def say(job: Delivery) -> None:
+        job.progress(0.4, "page 12 of 30")
+        await done.wait()
+
+    def logged() -> bool:
+        try:
+            log = log_text(airflow, "progress", run_id, "progress")
+        except FileNotFoundError:
+            return False
+        _, _, deferred = log.partition("Pausing task as DEFERRED")
+        return "job 1 of progress, attempt 1: 40%, page 12 of 30" in deferred
+
+    async with running_worker(Worker(PROGRESS, "worker", say, settings)):
+        await eventually(logged, 180)
+        done.set()
+        await asyncio.to_thread(succeeded, airflow, "progress", run_id)

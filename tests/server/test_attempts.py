@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faulty_attempts import half
 from process_handlers import progress_then_exit
 
 from airflow_provider_jetstream.jetstream import (
@@ -31,12 +32,14 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.worker import GiveUpError, Worker
 from testbed import seams
 from testbed.code_blocks import code_blocks
+from testbed.crash_points import crash_at_every_call
 from testbed.dead_letters import stream_messages
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_worker, small_queue, until_stored
 from testbed.seams import current
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import AttemptReport, WorkQueue
     from airflow_provider_jetstream.worker import Delivery
@@ -419,3 +422,36 @@ async def test_each_generation_of_servers_keeps_the_last_message_of_an_attempt(a
         found = (await discover_queue(connection, name)).attempts
         assert found is not None
         assert (found.name, found.subjects) == (f"{name}-attempts", (f"attempts.{name}.>",))
+
+
+@pytest.mark.slow
+async def test_a_worker_that_is_killed_before_any_of_its_calls_leaves_the_job_and_what_is_known_of_each_attempt(
+    own_nats: NatsServer, tmp_path: Path
+) -> None:
+    consumer = {"max_deliver": 5, "ack_wait": "500ms"}
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
+
+    def check(attempts: list[AttemptReport]) -> None:
+        """Each attempt is there: with its error, or as one that had no answer."""
+        assert [attempt.number for attempt in attempts] == list(range(1, len(attempts) + 1))
+        for attempt in attempts[:-1]:
+            assert attempt.state in ("failed", "unanswered")
+            assert attempt.error_message == (
+                "at attempt 1" if attempt.state == "failed" else "no answer within 0.5 s"
+            ), attempts
+
+    async with connect(settings) as connection:
+        crashes = await crash_at_every_call(
+            [own_nats.url],
+            "faulty_attempts:work_twice",
+            lambda call: make_queue(connection, f"q{call}", attempts=True, consumer=consumer, jobs=["a job"]),
+            logs=tmp_path,
+        )
+        # In place of a failure's record and of progress, too.
+        assert "publish attempts.<queue>.worker.*.*" in {run.kind for run in crashes.runs}
+        for run in crashes.runs:
+            async with running_worker(Worker(run.queue, "worker", half, settings, name="second")):
+                await until_stored(connection, run.queue.name, 0)
+            check(await read_attempts(connection, run.queue, 1))
+            letters = await find_dead_letters(connection, run.queue)
+            assert (letters.letters, letters.uncertain) == ((), 0), run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,10 @@ async def test_the_worker_stores_how_far_it_is_and_how_each_attempt_failed(
     assert (running.text or "").endswith(" of 30 s")
     first = (await read_attempts(connection, queue, 1))[0]
     assert (first.state, first.error_class, first.error_message) == ("failed", "Error", "the job says so")
+    assert re.fullmatch(r"attempts:run:\d+", first.error_place or "")
+    assert first.seconds is not None
+    assert first.worker == running.worker
+    assert (first.worker or "").endswith(f":{process.pid}")
 
 
 @pytest.mark.smoke

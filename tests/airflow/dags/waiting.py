@@ -40,6 +40,7 @@ def waits(name: str, *, count: int, deferrable: bool = True, **kwargs: Any) -> J
 
 
 UNAUDITED = queue("unaudited", audit=False)
+PROGRESS = queue("progress", attempts=True)
 FULL = queue("full", max_msgs=3, discard="new")
 # It has no events stream, which could store the publish logs of tasks.
 FORGETFUL = WorkQueue(name="forgetful", subjects=["forgetful"])
@@ -47,6 +48,9 @@ FORGETFUL = WorkQueue(name="forgetful", subjects=["forgetful"])
 # Its jobs end while no triggerer runs.
 with DAG("survives", schedule=None):
     waits("survives", count=10)
+
+with DAG("progress", schedule=None):
+    waits("progress", count=1, work_queue=PROGRESS)
 
 # The first try fills the queue before all jobs are stored.
 with DAG("full", schedule=None):
