@@ -164,24 +164,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
 
     template_fields: Sequence[str] = (
         "work_queue",
-        "select",
-        "sequences",
-        "subject",
-        "rate",
-        "protocol",
-        "max_redrives",
-        "why",
-        "lease_timeout",
-        "count_under_pause",
-        "target_queue",
-        "order_key",
-        "patch",
-        "discard",
-        "without_copy",
-        "undo",
+        *(name for name in _REQUEST_FIELDS if name != "transform"),
         "nats_conn_id",
         *WAIT_ARGUMENTS,
-        *WavedRedriveOperator.wave_fields,
         *WavedRedriveOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
