@@ -37,6 +37,7 @@ RARELY: dict[str, Any] = {"retries": 3, "pool": "emails"}
 
 def send(delivery: Delivery) -> None:
     """Handle a message."""
+    delivery.progress(0.5, "half of it")
 
 
 def corrected(letter: DeadLetter) -> Repair | None:
@@ -66,7 +67,7 @@ with DAG("right", default_args={"deferrable": True}, schedule=None):
     JetStreamPublishOperator(
         task_id="wait",
         work_queue="emails.yaml",
-        jobs=[Job({"to": "ada"}, id="ada"), "text", b"bytes"],
+        jobs=[Job({"to": "ada"}, id="ada", unique="ada"), Job(1, partition_key="a", delay="10m"), "text", b"bytes"],
         subject="emails.{{ params.kind }}",
         job_id="id",
         wait_for_completion=True,
@@ -115,6 +116,7 @@ with DAG("right", default_args={"deferrable": True}, schedule=None):
     JetStreamRedriveOperator(task_id="waves", work_queue=QUEUE, waves=[10, "rest"], stop_when=StopWhen(died_again=0.1))
     JetStreamRedriveOperator(task_id="discard", work_queue=QUEUE, discard=True, why="a reason", dry_run=True)
     JetStreamRedriveOperator(task_id="apply_policy", work_queue=QUEUE, discard="by_policy")
+    JetStreamRedriveOperator(task_id="undo", work_queue=QUEUE, undo="{{ ti.xcom_pull('discard')['redrive'] }}")
     JetStreamRedriveOperator(task_id="keyed", work_queue=QUEUE, order_key="header:Customer", wait_timeout="1h")
     JetStreamRedriveOperator(
         task_id="spark",
