@@ -114,10 +114,21 @@ class Airflow(AirflowClient):
         terminate_all(list(self._components.values()), grace)
         self._components.clear()
 
-    def start_triggerer(self, name: str = "triggerer", timeout: float = 180.0) -> None:
-        """Start a triggerer and wait until the database has its job; the name is also that of its log file."""
+    def start_triggerer(
+        self,
+        name: str = "triggerer",
+        timeout: float = 180.0,
+        *,
+        team: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a triggerer and wait until the database has its job; the name is also that of its log file.
+
+        :param team: whose triggers alone it runs; where absent, those of no team
+        :param env: further environment variables, of this triggerer only
+        """
         known = {job["id"] for job in self._triggerer_jobs()}
-        self._start_component(name, _TRIGGERER)
+        self._start_component(name, [*_TRIGGERER, *(["--team-name", team] if team else [])], env)
 
         def unreported() -> str | None:
             return None if {job["id"] for job in self._triggerer_jobs()} - known else f"{name}: no job"
@@ -190,12 +201,12 @@ class Airflow(AirflowClient):
             check=False,
         )
 
-    def _start_component(self, name: str, args: list[str]) -> None:
+    def _start_component(self, name: str, args: list[str], env: Mapping[str, str] | None = None) -> None:
         if name in self._components:
             raise RuntimeError(f"{name} already runs")
         self._components[name] = Process.start(
             [self.python, "-m", "airflow", *args],
-            env=self._env,
+            env={**self._env, **(env or {})},
             log_file=self.component_logs / f"{name}.log",
             cwd=self.home,
         )

@@ -136,53 +136,47 @@ def _address(host: str, port: int | None, scheme: str) -> str:
     return address if has_port else f"{address.rstrip('/')}:{port}"
 
 
-async def cached_settings(conn_id: str) -> ConnectionSettings:
-    """Read an Airflow connection once for all triggers of the event loop.
+class _Cache:
+    """Reads an Airflow connection once for all triggers of an event loop.
 
     A triggerer handles such lookups one after another, in some 40 ms each: ten thousand triggers that start together
     would wait for minutes before the last could begin.
-
-    :raises ConnectionSettingsError: the connection can't be used
     """
-    return await _caches.setdefault(asyncio.get_running_loop(), _Cache()).get(conn_id)
 
-
-async def renewed_settings(conn_id: str) -> ConnectionSettings:
-    """Read an Airflow connection anew, since what :func:`cached_settings` knows of it doesn't work any more.
-
-    :raises ConnectionSettingsError: the connection can't be used
-    """
-    cache = _caches.setdefault(asyncio.get_running_loop(), _Cache())
-    cache.settings.pop(conn_id, None)
-    return await cache.get(conn_id)
-
-
-class _Cache:
     def __init__(self) -> None:
         self.lookups: dict[str, asyncio.Task[ConnectionSettings]] = {}
         self.settings: dict[str, tuple[float, ConnectionSettings]] = {}
 
-    async def get(self, conn_id: str) -> ConnectionSettings:
-        read_at, settings = self.settings.get(conn_id, (0.0, None))
+    async def get(self, hook: ConnectedHook) -> ConnectionSettings:
+        read_at, settings = self.settings.get(hook.nats_conn_id, (0.0, None))
         if settings is not None and time.monotonic() - read_at < _CACHE_SECONDS:
             return settings
+        return await self.renewed(hook)
+
+    async def renewed(self, hook: ConnectedHook) -> ConnectionSettings:
+        conn_id = hook.nats_conn_id
+        self.settings.pop(conn_id, None)
         if conn_id not in self.lookups:
-            self.lookups[conn_id] = asyncio.create_task(self._look_up(conn_id))
+            self.lookups[conn_id] = asyncio.create_task(self._look_up(hook))
         # Shielded: a trigger that is cancelled must not cancel the lookup of the others.
         return await asyncio.shield(self.lookups[conn_id])
 
-    async def _look_up(self, conn_id: str) -> ConnectionSettings:
+    async def _look_up(self, hook: ConnectedHook) -> ConnectionSettings:
         try:
-            connection = await BaseHook.aget_connection(conn_id)
+            connection = await hook.aread_connection()
             settings = settings_from(connection, await _extras(connection))
-            self.settings[conn_id] = (time.monotonic(), settings)
+            self.settings[hook.nats_conn_id] = (time.monotonic(), settings)
             return settings
         finally:
-            del self.lookups[conn_id]
+            del self.lookups[hook.nats_conn_id]
 
 
 # Keyed by the loop itself: ids of closed loops are reused. The values must not hold the loop, as a done task would.
 _caches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Cache] = WeakKeyDictionary()
+
+
+def _cache() -> _Cache:
+    return _caches.setdefault(asyncio.get_running_loop(), _Cache())
 
 
 async def _extras(connection: airflow.sdk.Connection) -> Mapping[str, Any]:
@@ -289,10 +283,29 @@ class ConnectedHook(BaseHook):
 
     async def asettings(self) -> ConnectionSettings:
         """Do what :meth:`settings` does, awaited, with one lookup in 30 seconds for the whole event loop."""
-        return await cached_settings(self.nats_conn_id)
+        return await _cache().get(self)
 
     async def _renewed_settings(self) -> ConnectionSettings:
-        return await renewed_settings(self.nats_conn_id)
+        # What the event loop knows of the connection doesn't work any more.
+        return await _cache().renewed(self)
+
+    async def aread_connection(self) -> airflow.sdk.Connection:
+        """Read the Airflow connection itself, awaited.
+
+        :raises AirflowNotFoundException: it isn't defined, or belongs to a team and this is a triggerer
+        """
+        from airflow_provider_jetstream.airflow_compat import AirflowNotFoundException, conf
+
+        try:
+            return await BaseHook.aget_connection(self.nats_conn_id)
+        except AirflowNotFoundException as error:
+            if not conf.getboolean("core", "multi_team", fallback=False):
+                raise
+            raise AirflowNotFoundException(
+                f"{error}, or belongs to a team, and Airflow's triggerers read only connections that belong to none:"
+                f" set AIRFLOW_CONN_{self.nats_conn_id.upper()} in the environment of the team's triggerer, or"
+                " deferrable=False"
+            ) from None
 
     def shared(self) -> AbstractAsyncContextManager[Connection]:
         """Use the event loop's one connection with these settings, in an ``async with``.

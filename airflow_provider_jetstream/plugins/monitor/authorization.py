@@ -131,12 +131,12 @@ def may_see_every_dag(user: GetUserDep) -> bool:
 def permitted_connections(user: GetUserDep) -> tuple[str, ...]:
     """Return the connections of the page that a user may see: connections of the user's teams, and of no team."""
     connections = monitor_settings().connections
-    if not _has_teams():
+    teams = teams_of(connections)
+    if not any(teams.values()):
         return connections
     # Airflow 3.1 has no such class.
     from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
 
-    teams = Connection.get_conn_id_to_team_name_mapping(list(connections))
     manager = get_auth_manager()
     return tuple(
         connection
@@ -144,6 +144,11 @@ def permitted_connections(user: GetUserDep) -> tuple[str, ...]:
         if (team := teams.get(connection)) is None
         or manager.is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
     )
+
+
+def teams_of(connections: Collection[str]) -> dict[str, str | None]:
+    """Return the teams of connections that Airflow's database has; none where Airflow has no teams."""
+    return Connection.get_conn_id_to_team_name_mapping(list(connections)) if _has_teams() else {}
 
 
 def require_connection(connection: str, user: GetUserDep) -> None:

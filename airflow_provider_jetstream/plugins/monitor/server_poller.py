@@ -16,6 +16,8 @@ import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from airflow.models.connection import Connection as AirflowConnection
+
 from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL, ServerClock, stream_info
@@ -41,6 +43,7 @@ from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.queue.declaration import name_problems
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.plugins.monitor import clock
+from airflow_provider_jetstream.plugins.monitor.authorization import teams_of
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.history import SPARKLINE_POINTS, QueueHistory, SharedHistory
 from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem, QueueNumbers, ServerState
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
+
+    import airflow.sdk
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -75,6 +80,15 @@ _SAMPLES_SECONDS = 5.0
 _CURRENT_INTERVALS = 3
 
 
+class _PageHook(JetStreamHook):
+    """Reads a connection that belongs to a team too, which Airflow returns only where its team is named."""
+
+    async def aread_connection(self) -> airflow.sdk.Connection:
+        if team := (await asyncio.to_thread(teams_of, [self.nats_conn_id])).get(self.nats_conn_id):
+            return await asyncio.to_thread(AirflowConnection.get_connection_from_secrets, self.nats_conn_id, team)
+        return await self.aget_connection(self.nats_conn_id)
+
+
 class ServerPoller:
     """Polls the server of one Airflow connection.
 
@@ -92,7 +106,7 @@ class ServerPoller:
         self.shared = SharedHistory()
         self.has_pauses = False
         self._refresh = refresh
-        self._hook = JetStreamHook(conn_id)
+        self._hook = _PageHook(conn_id)
         self._server: str | None = None
         self._polled_at: datetime | None = None
         self._polled_time = 0.0
