@@ -73,19 +73,20 @@ async def running_page(
 
 
 def page_app() -> FastAPI:
-    """Make the page's application."""
-    return make_app()
+    """Make the page's application. Each run of a DAG has had one task ``t``."""
+    app = make_app()
+    app.dependency_overrides[parse_task_query] = _task_t
+    return app
 
 
 def page_client(username: str, role: str | None = "user", teams: list[str] | None = None) -> httpx.AsyncClient:
     """Return a client of the page that runs, with a user's session; without a role there is no session.
 
-    An error that the application doesn't answer fails the test. Each run of a DAG has had one task ``t``.
+    An error that the application doesn't answer fails the test.
     """
-    app = make_app()
+    app = page_app()
     if role is not None:
         app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role, teams=teams)
-    app.dependency_overrides[parse_task_query] = _task_t
     transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://airflow.example/api/", timeout=60)
 

@@ -163,7 +163,7 @@ class _Cache:
 
     async def _look_up(self, hook: ConnectedHook) -> ConnectionSettings:
         try:
-            connection = await hook.aread_connection()
+            connection = await hook._read_connection()  # noqa: SLF001
             settings = settings_from(connection, await _extras(connection))
             self.settings[hook.nats_conn_id] = (time.monotonic(), settings)
             return settings
@@ -289,11 +289,7 @@ class ConnectedHook(BaseHook):
         # What the event loop knows of the connection doesn't work any more.
         return await _cache().renewed(self)
 
-    async def aread_connection(self) -> airflow.sdk.Connection:
-        """Read the Airflow connection itself, awaited.
-
-        :raises AirflowNotFoundException: it isn't defined, or belongs to a team and this is a triggerer
-        """
+    async def _read_connection(self) -> airflow.sdk.Connection:
         from airflow_provider_jetstream.airflow_compat import AirflowNotFoundException, conf
 
         try:

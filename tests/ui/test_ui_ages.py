@@ -15,18 +15,19 @@ from ui_browsing import cell, tile
 from ui_served import served_page
 from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream import connection_settings, redrive_dead_letters
+from airflow_provider_jetstream.jetstream import Origin, connection_settings, redrive_dead_letters
 from testbed import seams
-from testbed.dead_letters import make_terminated_letters, sampled_dead
+from testbed.dead_letters import make_terminated_letters, sampled_dead, store_task, task_key
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, publish_jobs, until_stored
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, until_stored, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from playwright.sync_api import Browser, Page
 
-    from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
 HOURS = 3 * 3600.0
@@ -98,8 +99,50 @@ def test_after_hours_the_first_view_shows_what_is_old_as_of_its_time(
             expect(page.locator(".tile").filter(has_text="Dead letters")).not_to_contain_text("all proved")
             # What was read just now is no old number.
             expect(cell(page, "night", "Pending").locator(".old")).to_have_count(0)
+            page.goto(f"{url}#/queues/nats_default/night/dead")
+            group = page.get_by_role("table", name="Groups of dead letters").get_by_role("rowheader")
+            expect(group.locator(".old")).to_have_text("2")
+            page.goto(url)
         expect(tile(page, "Dead letters")).to_have_text("3", timeout=60_000)
         expect(page.locator(".old")).to_have_count(0)
+
+
+def test_after_hours_the_tab_of_a_dag_claims_nothing_that_is_old(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "of_dags", consumer={"ack_wait": "30s"}))
+    blocking(with_connection(server_settings, letter_of_dag, queue, "nightly", 1))
+    nothing = page.get_by_text("No dead letters", exact=True)
+    count = page.get_by_role("table", name="Dead letters by queue and cause").get_by_role("rowheader")
+    with served_page(own_nats) as url:
+        page.goto(f"{url}#/dag?dag_id=nightly")
+        expect(count).to_have_text("1", timeout=60_000)
+        page.goto(f"{url}#/dag?dag_id=weekly")
+        expect(nothing).to_be_visible()
+        page.goto("about:blank")
+        # Nobody looks for three hours, in which a job of the other DAG dies; the scan of it takes its time.
+        blocking(with_connection(server_settings, letter_of_dag, queue, "weekly", 2))
+        with held_scans(monkeypatch):
+            monkeypatch.setattr(seams.CLOCK_MOVED, HOURS)
+            page.goto(f"{url}#/dag?dag_id=weekly")
+            expect(page.get_by_role("status").filter(has_text="of_dags")).to_be_visible()
+            expect(nothing).to_have_count(0)
+            page.goto(f"{url}#/dag?dag_id=nightly")
+            expect(count.locator(".old")).to_have_text(AS_OF)
+        page.goto(f"{url}#/dag?dag_id=weekly")
+        expect(count).to_have_text("1", timeout=60_000)
+        expect(page.locator(".old")).to_have_count(0)
+
+
+async def letter_of_dag(connection: NatsPyConnection, queue: WorkQueue, dag_id: str, entries: int) -> None:
+    """Publish a job as a task of a DAG does, and terminate it; the queue has so many dead letters then."""
+    origin = Origin(dag_id, "run", "send")
+    created = (await stream_info(connection, queue.name))["created"]
+    await store_task(connection, queue, origin, created=created, published=1)
+    await publish_jobs(connection, queue, ["a"], headers={"Airflow-Task": task_key(origin)})
+    for message in await pull_jobs(connection, queue, 1):
+        await message.term()
+    await wait_for_entries(connection, queue, entries)
 
 
 def test_deaths_while_nobody_looks_are_in_the_first_view_and_its_chart(
@@ -167,6 +210,12 @@ def test_a_server_that_is_away_has_no_live_numbers(
             expect(page.get_by_role("button", name="No new numbers")).to_be_visible(timeout=60_000)
             expect(page.get_by_role("button", name="Live")).to_have_count(0)
             expect(cell(page, "away", "State")).to_have_text(AS_OF)
+            # What can't be read isn't shown as what isn't there.
+            for view in ("dag?dag_id=any", "jobs?dag_id=any&run_id=any&task_id=t"):
+                page.goto(f"{url}#/{view}")
+                expect(page.get_by_text("is away")).to_be_visible(timeout=60_000)
+                expect(page.get_by_text(re.compile("No dead letters|No jobs are known"))).to_have_count(0)
+            page.goto(url)
         finally:
             own_nats.start()
         expect(page.get_by_role("button", name="Live")).to_be_visible(timeout=60_000)

@@ -14,6 +14,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor.letter_service import group_letters
+from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
@@ -47,14 +48,15 @@ async def test_the_selection_of_a_group_matches_exactly_its_letters(group_by: tu
     table = LetterTable()
     await table.change([letter(sequence) for sequence in range(1, 11)], NO_CONSUMER)
     groups, left_out = await group_letters(
-        table, LetterQuery(Selection()), group_by, hidden=False, hidden_of_unknown=False
+        table, LetterQuery(Selection()), group_by, Figure, hidden=False, hidden_of_unknown=False
     )
     assert left_out == 0
-    assert sum(group.count for group in groups) == 9
+    assert sum(group.count.value or 0 for group in groups) == 9
     for group in groups:
+        count = int(group.count.value or 0)
         selection = Selection.of(group.select or {})
         assert group.select is not None
-        assert await table.count(LetterQuery(selection)) == group.count
+        assert await table.count(LetterQuery(selection)) == count
         assert list(await table.page(LetterQuery(selection), limit=1)) == [group.example]
-        assert group.share == round(group.count / 9, 4)
+        assert group.share == round(count / 9, 4)
         assert group.first_seen == NOON + timedelta(seconds=group.example)

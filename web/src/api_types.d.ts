@@ -164,7 +164,7 @@ export interface FoundLetter {
 
 export interface Group {
   key: Record<string, string | null>;
-  count: number;
+  count: Figure;
   first_seen: string;
   last_seen: string;
   example: number;

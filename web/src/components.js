@@ -72,6 +72,9 @@ export function PollError({ poll }) {
   return poll.error ? html`<${Failure} error=${poll.error} reload=${poll.reload} />` : null;
 }
 
+/** @param {{state: string}[]} connections @returns {boolean} whether all servers answer, so that nothing found is nothing there */
+export const allAnswer = (connections) => connections.every(({ state }) => state === "up");
+
 /** Why a server's numbers aren't those of now, and their age. */
 export function ServerState({ connection, state, problem, age }) {
   useTrouble(state === "away" || state === "refused");

@@ -9,6 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.attempts import AttemptReader, find_attempts_stream
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.plugins.monitor.background import Answers
     from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
+    from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
     from airflow_provider_jetstream.plugins.monitor.server_poller import Pollers
 
 
@@ -62,10 +64,17 @@ _IN_FINGERPRINT = frozenset({"error_class", "consumer"})
 
 
 async def group_letters(
-    table: LetterTable, query: LetterQuery, group_by: Sequence[GroupField], *, hidden: bool, hidden_of_unknown: bool
+    table: LetterTable,
+    query: LetterQuery,
+    group_by: Sequence[GroupField],
+    counted: Callable[[float], Figure],
+    *,
+    hidden: bool,
+    hidden_of_unknown: bool,
 ) -> tuple[list[Group], int]:
     """Group the letters that a query includes; return the largest groups, and the number of the others.
 
+    :param counted: gives a number of the table its age and certainty
     :param hidden: whether texts that may quote bodies are left out
     :param hidden_of_unknown: the same for jobs of tasks that aren't known
     """
@@ -75,7 +84,7 @@ async def group_letters(
     return [
         Group(
             key=dict(zip(group_by, key, strict=True)),
-            count=group.count,
+            count=counted(group.count),
             first_seen=group.first,
             last_seen=group.last,
             example=group.example,
@@ -271,14 +280,15 @@ class LetterService:
         async def make() -> Groups:
             scan = await self._pollers.requested_scan(connection, queue)
             table = scan.table or LetterTable()
+            counted = partial(self._pollers.of(connection).of_letters, queue)
             groups, left_out = await group_letters(
-                table, query, group_by, hidden=hiding.all, hidden_of_unknown=hiding.of_unknown
+                table, query, group_by, counted, hidden=hiding.all, hidden_of_unknown=hiding.of_unknown
             )
             total = await table.count(query)
             return Groups(
                 scan=scan.state(),
                 group_by=list(group_by),
-                total=self._pollers.of(connection).of_letters(queue, total),
+                total=counted(total),
                 uncertain=self._pollers.of(connection).letters(queue).uncertain,
                 groups=groups,
                 groups_left_out=left_out,

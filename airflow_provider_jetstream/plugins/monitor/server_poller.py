@@ -83,7 +83,7 @@ _CURRENT_INTERVALS = 3
 class _PageHook(JetStreamHook):
     """Reads a connection that belongs to a team too, which Airflow returns only where its team is named."""
 
-    async def aread_connection(self) -> airflow.sdk.Connection:
+    async def _read_connection(self) -> airflow.sdk.Connection:
         if team := (await asyncio.to_thread(teams_of, [self.nats_conn_id])).get(self.nats_conn_id):
             return await asyncio.to_thread(AirflowConnection.get_connection_from_secrets, self.nats_conn_id, team)
         return await self.aget_connection(self.nats_conn_id)
@@ -200,11 +200,14 @@ class ServerPoller:
 
     def numbers(self, queue: str) -> QueueNumbers:
         """Return a queue's numbers."""
-        counts, overview = self.scanner.scan_of(queue).counts, self.overviews[queue]
+        counts, overview, letters = self.scanner.scan_of(queue).counts, self.overviews[queue], self.letters(queue)
+        # An old scan tells nothing of the last minutes.
         return queue_numbers(
-            *(self.conn_id, overview, self.histories[queue], self.letters(queue), self.sparkline(queue)),
+            *(self.conn_id, overview, self.histories[queue], letters, self.sparkline(queue)),
             self.reading(),
-            counts.deaths_of_hour(clock.of_server(self.now(queue))) if counts else [],
+            counts.deaths_of_hour(clock.of_server(self.now(queue)))
+            if counts and letters.dead.certainty != "old"
+            else [],
         )
 
     def newest_dags(self) -> set[str]:

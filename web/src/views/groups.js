@@ -2,7 +2,7 @@
 
 import { getGroups } from "../api.js";
 import { ActionButtons } from "../actions.js";
-import { count, counted, exact, percent, shortened } from "../format.js";
+import { counted, exact, percent, shortened } from "../format.js";
 import { Shown, sizeOf } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Badge, Empty, Loading, PollError } from "../components.js";
@@ -118,7 +118,7 @@ function columnsFor({ connection, queue, groups, select, diagnosis, reading, may
     {
       key: "count", label: "Letters", head: true,
       cell: (group) => html`<a class="number-bad" href=${lettersOf(connection, queue, group, select)}
-        aria-label=${`Show ${counted(group.count, "letter")}`}>${count(group.count)}</a>
+        aria-label=${`Show ${counted(sizeOf(group.count), "letter")}`}><${Shown} of=${group.count} dated=${false} /></a>
         <span class="aside whole">${percent(group.share)}</span>`,
     },
     ...(groups.group_by.includes("reason")
@@ -135,7 +135,7 @@ function columnsFor({ connection, queue, groups, select, diagnosis, reading, may
       cell: (group) => html`<${ActionButtons} ...${{ connection, queue, select: group.select && { ...group.select, ...select } }}
         actions=${select.parked ? ["redrive", "discard"] : ["redrive", "park", "discard"]}
         advice=${diagnosis && adviceFor(group, diagnosis)}
-        what=${`${counted(group.count, "letter")}: ${Object.values(group.key).filter(Boolean).join(", ")}`} />`,
+        what=${`${counted(sizeOf(group.count), "letter")}: ${Object.values(group.key).filter(Boolean).join(", ")}`} />`,
     },
   ].filter(Boolean);
 }

@@ -5,7 +5,7 @@ import { getJobs } from "../api.js";
 import { NONE, counted, exact } from "../format.js";
 import { Shown } from "../figure.js";
 import { html } from "../html.js";
-import { Ago, Badge, Empty, Loading, ServerState, PollError } from "../components.js";
+import { Ago, Badge, Empty, Loading, ServerState, PollError, allAnswer } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress } from "../routing.js";
 import { asQuery } from "../selection.js";
@@ -60,7 +60,7 @@ export function JobsView({ query }) {
       (jobs.queues.length
         ? html`<div class="panel"><${Table} caption="Queues with jobs" columns=${columns} rows=${jobs.queues}
             rowKey=${(row) => [row.connection, row.queue, row.task_id, row.map_index].join("/")} /></div>`
-        : html`<${Empty} title="No jobs are known">
+        : !jobs.scanning.length && allAnswer(jobs.connections) && html`<${Empty} title="No jobs are known">
             It published no jobs, or the queues hold neither a record nor a dead letter of them any more.
           <//>`)
     }

@@ -44,7 +44,7 @@ class Group(MonitorModel):
     """
 
     key: dict[str, str | None]
-    count: int
+    count: Figure
     first_seen: datetime
     last_seen: datetime
     example: int
