@@ -146,7 +146,7 @@ class _Due:
 
     @property
     def content(self) -> bytes:
-        """What tells it from other jobs."""
+        """The job's subject, headers and body, by which it is told from other jobs."""
         return content_of_message(replace(self.message, subject=self.subject, headers=self.headers.items()))
 
 

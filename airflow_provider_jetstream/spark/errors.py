@@ -50,7 +50,7 @@ class RepairContractError(TerminalError, ValueError):
 
 
 class RepairedLettersError(TerminalError, ValueError):
-    """What a repair has written isn't complete, or not what was checked; nothing was redriven."""
+    """The letters that a repair has written are incomplete, or other ones than were checked; nothing was redriven."""
 
     code = "JS505"
 

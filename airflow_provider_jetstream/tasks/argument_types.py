@@ -52,7 +52,7 @@ Returns: TypeAlias = "Literal['counts', 'jobs']"
 
 
 class TaskOptions(TypedDict, total=False):
-    """Those of Airflow's ``BaseOperator``, without the task's id."""
+    """Arguments of Airflow's ``BaseOperator``, without the task's id."""
 
     owner: str
     email: str | Sequence[str] | None
@@ -111,13 +111,13 @@ class TaskOptions(TypedDict, total=False):
 
 
 class TaskArguments(TaskOptions, total=False):
-    """Those of Airflow's ``BaseOperator``."""
+    """Arguments of Airflow's ``BaseOperator``."""
 
     task_id: Required[str]
 
 
 class SensorOptions(TaskOptions, total=False):
-    """Those of Airflow's ``BaseSensorOperator``, without the task's id."""
+    """Arguments of Airflow's ``BaseSensorOperator``, without the task's id."""
 
     poke_interval: timedelta | float
     timeout: timedelta | float | None
@@ -130,20 +130,20 @@ class SensorOptions(TaskOptions, total=False):
 
 
 class SensorArguments(SensorOptions, total=False):
-    """Those of Airflow's ``BaseSensorOperator``."""
+    """Arguments of Airflow's ``BaseSensorOperator``."""
 
     task_id: Required[str]
 
 
 class PollingOptions(SensorOptions, total=False):
-    """Those of sensors that poll a queue."""
+    """Arguments of sensors that poll a queue."""
 
     deferrable: bool
     nats_conn_id: str
 
 
 class PollingArguments(PollingOptions, total=False):
-    """The same with what is required."""
+    """The arguments of the base class, and the required ones."""
 
     task_id: Required[str]
     work_queue: Required[Queue]
@@ -177,25 +177,25 @@ class PolicyOptions(Tolerance, total=False):
 
 
 class WaitArguments(TaskArguments, WaitOptions, PolicyOptions, total=False):
-    """Those of :class:`~airflow_provider_jetstream.operators.job_waiting.JobWaitingOperator`."""
+    """Arguments of :class:`~airflow_provider_jetstream.operators.job_waiting.JobWaitingOperator`."""
 
 
 class JobMakingOptions(TaskOptions, WaitOptions, total=False):
-    """Those of operators that make jobs and can wait for them."""
+    """Arguments of operators that make jobs and can wait for them."""
 
     wait_for_completion: bool
     wait_timeout: Duration
 
 
 class JobMakingArguments(JobMakingOptions, PolicyOptions, total=False):
-    """The same with what is required."""
+    """The arguments of the base class, and the required ones."""
 
     task_id: Required[str]
     work_queue: Required[Queue]
 
 
 class PublishOptions(JobMakingOptions, total=False):
-    """Those of the operator that publishes."""
+    """Arguments of the operator that publishes."""
 
     subject: Text | None
     rate: Number | None
@@ -205,25 +205,25 @@ class PublishOptions(JobMakingOptions, total=False):
 
 
 class TolerantPublishOptions(PublishOptions, Tolerance, total=False):
-    """The same with what a wait tolerates."""
+    """The arguments of the base class, with what a wait tolerates."""
 
 
 class JobsSensorOptions(SensorOptions, WaitOptions, total=False):
-    """Those of the sensor of jobs."""
+    """Arguments of the sensor of jobs."""
 
 
 class TolerantJobsSensorOptions(JobsSensorOptions, Tolerance, total=False):
-    """The same with what its wait tolerates."""
+    """The arguments of the base class, with what the wait tolerates."""
 
 
 class JobsSensorArguments(SensorOptions, WaitOptions, PolicyOptions, total=False):
-    """All of them, with what is required."""
+    """All arguments of the sensor of jobs, with the required ones."""
 
     task_id: Required[str]
 
 
 class ProvisionOptions(TaskOptions, total=False):
-    """Those of the operator that provisions."""
+    """Arguments of the operator that provisions."""
 
     dry_run: bool
     drain: bool
@@ -232,14 +232,14 @@ class ProvisionOptions(TaskOptions, total=False):
 
 
 class CancelOptions(TaskOptions, total=False):
-    """Those of the operator that cancels, without the jobs."""
+    """Arguments of the operator that cancels, without the jobs."""
 
     why: Text | None
     nats_conn_id: str
 
 
 class ConsumeOptions(TaskOptions, total=False):
-    """Those of the operator that consumes."""
+    """Arguments of the operator that consumes."""
 
     batch: Count | None
     max_messages: Count | None
@@ -249,7 +249,7 @@ class ConsumeOptions(TaskOptions, total=False):
 
 
 class ReportOptions(TaskOptions, total=False):
-    """Those of the operator that reports on dead letters."""
+    """Arguments of the operator that reports on dead letters."""
 
     page_directory: Text | None
     select: Selected | None
@@ -260,7 +260,7 @@ class ReportOptions(TaskOptions, total=False):
 
 
 class DeadLetterSensorOptions(PollingOptions, total=False):
-    """Those of the sensor of dead letters."""
+    """Arguments of the sensor of dead letters."""
 
     select: Selected | None
     min_count: Count
@@ -270,14 +270,14 @@ class DeadLetterSensorOptions(PollingOptions, total=False):
 
 
 class DrainedSensorOptions(PollingOptions, total=False):
-    """Those of the sensor of drained queues."""
+    """Arguments of the sensor of drained queues."""
 
     consumers: Sequence[str] | Text | None
     nothing_dead: bool
 
 
 class RedriveOptions(TaskOptions, total=False):
-    """Those of every redrive."""
+    """Arguments of every redrive."""
 
     select: Selected | None
     subject: Text | None
@@ -294,7 +294,7 @@ class RedriveOptions(TaskOptions, total=False):
 
 
 class PythonOptions(TypedDict, total=False):
-    """Those that Spark doesn't take."""
+    """Arguments of a redrive that Spark doesn't take."""
 
     sequences: Sequences | None
     transform: Transform | None
@@ -306,7 +306,7 @@ class PythonOptions(TypedDict, total=False):
 
 
 class SparkOptions(TypedDict, total=False):
-    """Those that only Spark takes."""
+    """Arguments of a redrive that only Spark takes."""
 
     repair: Callable[[Any], Any] | None
     letters: Text | None
@@ -315,7 +315,7 @@ class SparkOptions(TypedDict, total=False):
 
 
 class DiscardOptions(TypedDict, total=False):
-    """Those that make no job to wait for."""
+    """Arguments of a discard, which makes no job to wait for."""
 
     discard: Flag
     without_copy: Flag
@@ -323,7 +323,7 @@ class DiscardOptions(TypedDict, total=False):
 
 
 class WaveOptions(TypedDict, total=False):
-    """Those of waves, which await all jobs."""
+    """Arguments of waves, which await all jobs."""
 
     waves: Waves | None
     stop_when: StopRule | None
@@ -349,7 +349,7 @@ class AwaitedPythonRedrive(RedriveOptions, PythonOptions, RedriveWaitOptions, to
 
 
 class TolerantPythonRedrive(AwaitedPythonRedrive, Tolerance, total=False):
-    """The same with what its wait tolerates."""
+    """The arguments of the base class, with what the wait tolerates."""
 
 
 class SparkRedrive(RedriveOptions, SparkOptions, WaveOptions, total=False):
@@ -361,7 +361,7 @@ class AwaitedSparkRedrive(RedriveOptions, SparkOptions, RedriveWaitOptions, tota
 
 
 class TolerantSparkRedrive(AwaitedSparkRedrive, Tolerance, total=False):
-    """The same with what its wait tolerates."""
+    """The arguments of the base class, with what the wait tolerates."""
 
 
 class PartialRedrive(
@@ -374,31 +374,31 @@ class PartialRedrive(
     PolicyOptions,
     total=False,
 ):
-    """All of a redrive's."""
+    """All arguments of a redrive."""
 
     engine: Literal["python", "spark"]
     wait_for_completion: bool
 
 
 class NamedRedriveArguments(PythonRedrive, total=False):
-    """Those of the redrive of the DAG that people trigger."""
+    """Arguments of the redrive of the DAG that people trigger."""
 
     task_id: Required[str]
 
 
 class SparkRedriveArguments(JobMakingArguments, SparkOptions, total=False):
-    """Those of an operator that may redrive with Spark."""
+    """Arguments of an operator that may redrive with Spark."""
 
     engine: Literal["python", "spark"]
     spark_conn_id: str
 
 
 class WavedRedriveArguments(SparkRedriveArguments, WaveOptions, total=False):
-    """The same with waves."""
+    """Arguments of a redrive, with waves."""
 
 
 class PayloadArguments(TypedDict, total=False):
-    """Those of :class:`~airflow_provider_jetstream.triggers.message_event.PayloadOptions`."""
+    """Arguments of :class:`~airflow_provider_jetstream.triggers.message_event.PayloadOptions`."""
 
     batch_size: int
     max_wait: timedelta | float | str
@@ -407,7 +407,7 @@ class PayloadArguments(TypedDict, total=False):
 
 
 class PollingTriggerArguments(TypedDict):
-    """Those of :class:`~airflow_provider_jetstream.triggers.polling.PollingTrigger`."""
+    """Arguments of :class:`~airflow_provider_jetstream.triggers.polling.PollingTrigger`."""
 
     nats_conn_id: str
     work_queue: Mapping[str, Any]
@@ -416,7 +416,7 @@ class PollingTriggerArguments(TypedDict):
 
 
 class AssetOptions(TypedDict, total=False):
-    """Those of Airflow's ``Asset``, without name and address."""
+    """Arguments of Airflow's ``Asset``, without name and address."""
 
     group: str
     extra: dict[str, Any] | None

@@ -218,10 +218,10 @@ def require_run_values(names: Collection[str], what: str, context: Context) -> N
 
 
 def strict_environment(environment: jinja2.Environment, name: str, context: Context) -> jinja2.Environment:
-    """Return an environment that refuses ``None`` within a text: one such key would be the same for many runs.
+    """Return an environment that refuses ``None`` within a text: a key with that text would be equal in many runs.
 
-    :param environment: the operator's
-    :param name: of the argument or field that is rendered
+    :param environment: the environment of the operator
+    :param name: the name of the argument or field that is rendered
     """
     from jinja2 import StrictUndefined, Undefined
 

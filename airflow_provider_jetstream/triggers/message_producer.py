@@ -109,7 +109,7 @@ class TakenMessage:
 
     @property
     def key(self) -> MessageKey:
-        """What tells it from all other messages of its stream's name."""
+        """Sequence and time, which no two messages of streams of one name share."""
         return (self.message.sequence, self.message.stored_nanoseconds)
 
     def refuse(self, error: GiveUpError) -> None:

@@ -89,7 +89,7 @@ class PulledMessage:
     def is_marker(self) -> bool:
         """Whether it says that the last job of its subject has expired (``subject_delete_marker_ttl``), and is no job.
 
-        Whoever may publish a job may give it the header: a job with a body is one all the same.
+        Any publisher can set the header, so a job with a body is a job whatever its headers say.
         """
         return not self.data and MARKER_REASON in self.headers
 

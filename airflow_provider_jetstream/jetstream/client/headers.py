@@ -47,7 +47,7 @@ class Headers(dict[str, str]):
 
     @property
     def encoded(self) -> bytes:
-        """What :func:`encode_headers` returns for them."""
+        """The headers as :func:`encode_headers` encodes them."""
         if self._encoded is None:
             self._encoded = _encode(self)
         return self._encoded

@@ -185,7 +185,7 @@ async def confirmed_once(
     is_own: Callable[[StoredMessage], bool],
     send: Callable[[Headers], Awaitable[PubAck]],
 ) -> PubAck:
-    """Return the PubAck of a message that was sent with an id, or that of sending it again under another id.
+    """Return the PubAck of a message that was sent with an id, under another id where that one was taken.
 
     :param ack: the PubAck of the first time
     :param send: sends the message with other headers

@@ -70,7 +70,7 @@ async def _pages(
 ) -> AsyncGenerator[tuple[dict[str, Any], Any], None]:
     """Yield the answers to a request for a list, one request per page, each with its part of the list.
 
-    :param field: that of the list in an answer, or in the state in an answer
+    :param field: the name of the list in an answer, or in the state in an answer
     :raises ApiError: the server refused
     """
     offset = 0
@@ -320,7 +320,7 @@ class ConsumerPause:
         """
         await self._stop_renewal()
         if self._unanswered:
-            # Should it arrive now, it ends the pause early.
+            # An earlier request with a shorter time that arrives now would end the pause early.
             raise UnreachableError(f"an earlier request to pause the consumer wasn't answered: {self._unanswered}")
         await self._pause_for(timedelta(seconds=seconds))
 
@@ -378,7 +378,7 @@ async def paused(connection: Connection, stream: str, consumer: str) -> AsyncIte
     info = await consumer_info(connection, stream, consumer)
     before, clock = info["config"].get("pause_until"), ServerClock.of(info)
     if before and datetime.fromisoformat(before) <= clock.answered_at + _PAUSE:
-        # That of a process that was killed, or as good as over.
+        # A pause of a process that was killed, or a pause that is about to end.
         before = None
     pause = ConsumerPause(connection, stream, consumer, clock, before)
     await pause.begin()

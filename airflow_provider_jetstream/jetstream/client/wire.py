@@ -250,7 +250,7 @@ class SentFrame:
 
     :param data: the whole frame, as it is on the wire
     :param verb: the first field of its line, in capitals
-    :param subject: that of a message; empty for every other frame
+    :param subject: the subject of a message; empty for every other frame
     :param payload: the message's body
     :param reply: its subject for answers; empty without one
     :param headers: its headers as they are on the wire; empty without any

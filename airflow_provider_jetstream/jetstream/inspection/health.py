@@ -58,7 +58,7 @@ async def count_absent_letters(
     10,000 advisories are read, first those of absent consumers, and 2,000 jobs that they are about. Where the user may
     not read the dead letter queue or the jobs, none are found.
 
-    :param consumers: those that exist
+    :param consumers: the consumers that exist
     :param undeliverable: subjects that match no consumer, with their number of jobs
     :raises ApiError: the server refused
     """

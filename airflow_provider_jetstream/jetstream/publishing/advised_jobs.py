@@ -66,7 +66,7 @@ class AdvisedJobs:
     advisory_subjects: tuple[str, ...]
     indexes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    # Those of the ids that the jobs have here, and those that several jobs have in their bodies only.
+    # The digests of ids that the jobs have here, and of ids that several jobs have in their bodies only.
     _named: set[str] = field(default_factory=set)
     _ambiguous: set[str] = field(default_factory=set)
 
@@ -138,7 +138,7 @@ class _Reservation(BaseModel):
 
     :param stream: the work queue
     :param created: when its stream was created, in the server's own text
-    :param key: that of the task's record
+    :param key: the key of the task's record
     :param task: the task, for messages
     :param sequence: the job's; 0 where it isn't known to be stored yet
     """

@@ -32,7 +32,7 @@ _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 class Batch:
     """Jobs that follow each other.
 
-    :param subject: that of all jobs
+    :param subject: the subject of all jobs
     :param headers: the headers that all jobs have, written after the headers with their ids
     :param message_ids: the values of ``Nats-Msg-Id``
     :param given_ids: the ids that their author gave them, in ASCII; ``None`` where they have none

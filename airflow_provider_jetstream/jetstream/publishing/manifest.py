@@ -358,7 +358,7 @@ class Manifest:
 
     @property
     def salts(self) -> Sequence[str]:
-        """What makes other message ids of jobs whose own ids somebody else has taken, the latest last."""
+        """Texts that make other message ids for jobs whose own ids somebody else has taken, the latest last."""
         return self._begun.salts if self._begun else ()
 
     async def add_salt(self) -> str:
@@ -501,7 +501,7 @@ class _Rows:
         self._inline = bytearray()
         # Those of the record as this try stored it last.
         self._recorded: set[bytes] = set()
-        # Those that aren't known to be stored yet.
+        # The jobs that aren't known to be stored yet.
         self._noted: list[_NotedBatch] = []
         self._fills_at = _PART_ROWS
         self.added = 0

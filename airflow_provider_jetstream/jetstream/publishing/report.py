@@ -95,8 +95,8 @@ class PublishReport(TaskReport):
     """The fate of every job of one call.
 
     :param stream: the stream that stored the jobs
-    :param sequences: by index, the stream sequence, that of its schedule for one of ``scheduled``; 0 where a job isn't
-        known to be stored
+    :param sequences: by index, the stream sequence of the job, of its schedule for one of ``scheduled``; 0 where it
+        isn't known to be stored
     :param duplicates: how many jobs were stored already
     :param failures: the jobs not known to be stored
     :param scheduled: the indexes of jobs whose schedule is stored, in the queue's stream of schedules; the job made of

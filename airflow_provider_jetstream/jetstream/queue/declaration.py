@@ -286,7 +286,7 @@ class Stream(Declaration):
     :param max_bytes: bytes at most, headers included; ``-1`` for no limit
     :param max_msg_size: bytes of a message at most, headers included; ``-1`` for no limit
     :param max_age: how long a message is stored; ``-1`` for no limit
-    :param duplicate_window: how long the server remembers the ids of messages, of which it stores none twice
+    :param duplicate_window: how long the server remembers the id of a message and stores no second one with it
     :param deny_delete: whether the server refuses to delete single messages
     :param deny_purge: whether the server refuses to purge the stream
     :param allow_direct: whether many messages can be read at once, and from every server that stores them

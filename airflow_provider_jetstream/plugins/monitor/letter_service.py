@@ -169,7 +169,7 @@ async def search_letters(
             next_after = last if read < len(sequences) else max(last, indexed)
             yield SearchEnd(reason="time", read=read, found=found, next_after=next_after)
             return
-        # Of which DAG they are isn't known any more.
+        # The DAG of these letters isn't known any more.
         if "job_id" in where and not query.selection.parked and not hiding.of_unknown:
             async for record in _recorded(scan, table, text.casefold(), limit - found, hidden=hiding.all):
                 found += 1

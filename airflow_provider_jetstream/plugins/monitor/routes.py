@@ -341,7 +341,7 @@ async def steer(
     """Pause, resume or abort a redrive."""
     parsed = await _body(request, SteerRequest)
     actions = running_service.service().actions
-    # Who may not see a redrive may not steer it either.
+    # A user who may not see a redrive may not steer it either.
     await run_in_threadpool(viewer.require, dags_of(await actions.redrive(connection, queue, redrive)))
     found = await actions.steer(connection, queue, redrive, action, parsed, user.get_name())
     return json_answer(redrive_view(found, hiding).model_dump_json().encode())

@@ -225,7 +225,7 @@ class ServerPoller:
         return None if found.value is None or found.certainty == "old" else int(found.value)
 
     def points(self, queue: str, time: timedelta) -> list[Point]:
-        """Return a queue's points of the last time, up to an hour."""
+        """Return the points of a queue's history that are younger than ``time``, which is an hour at most."""
         now = self.now(queue)
         return self.shared.points(queue, now - time, now)
 
@@ -267,7 +267,7 @@ class ServerPoller:
         self._requested.clear()
         while self._is_kept() and not self._requested.is_set():
             if not connection.is_connected:
-                # Restored meanwhile or not: whoever looks next finds out.
+                # Whether the connection is restored, the next read finds out.
                 self.state = "starting"
             with suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_CHECK_SECONDS):

@@ -52,7 +52,7 @@ class CheckedLetters(BaseModel):
 
     :param format: of the letters' files and of this record
     :param letters: how many
-    :param repaired: those that the repair changed
+    :param repaired: the letters that the repair changed
     :param digest: the sum of the letters' hashes; their order doesn't matter
     """
 

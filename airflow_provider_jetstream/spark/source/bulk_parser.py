@@ -507,7 +507,7 @@ def parse_metadata(buffer: bytearray | bytes, starts: Integers, ends: Integers) 
     line_feeds = np.flatnonzero(content == _LF)
     # The line feed of the empty line at the end of each block.
     last = np.searchsorted(line_feeds, bounds[1:] - 1)
-    # The line feed before each added line, and that of the last added line.
+    # The line feed before each added line, and the one that ends the last of them.
     line_ends = line_feeds[np.maximum(last[:, None] - 1 - np.arange(len(_NAMES), -1, -1), 0)]
     lines = line_ends[:, :-1] + 1
     if (line_ends[:, 0] < bounds[:-1]).any():

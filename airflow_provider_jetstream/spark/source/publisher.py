@@ -522,7 +522,7 @@ class Publisher:
                 index, f"{error.description} (error {error.err_code})", may_pass=is_full(error) or is_passing(error)
             )
         except UnreachableError:
-            # From another subscriber to the subject; the stream's own answer may still come.
+            # Another subscriber to the subject has answered; the stream's own answer may still come.
             return
         else:
             if ack.stream == self._options.stream and ack.duplicate:
