@@ -81,8 +81,8 @@ bench-%: $(UV) # in an environment of its own, because peers install packages th
 bench-spark-redrive: ARGS ?= --letters 100000
 bench-spark-letters: ARGS ?= --direct
 bench-spark: $(UV) # JVM and server share two cores with the benchmark: compare figures of one run only
-	for program in spark_read "spark_read --size 1024 --library 100000" spark_queue spark_write; do \
-		$(RUN) python -m benchmarks.$$program || exit 1; done
+	for workload in read "read --size 1024 --library 100000" queue write; do \
+		$(RUN) python -m benchmarks.spark_streams $$workload || exit 1; done
 
 screenshots: $(UV) chromium ## takes the pictures of docs/screenshots again
 	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py tests/ui/test_ui_tutorial.py
