@@ -8,6 +8,7 @@ stored, the id of the redrive brings them back, parked::
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, Param
@@ -21,6 +22,7 @@ with DAG(
     schedule="@daily",
     catchup=False,
     max_active_runs=1,
+    dagrun_timeout=timedelta(hours=6),
     tags=["jetstream"],
     params={"queue": Param(QUEUE, type="string", description="the file that declares the queue")},
     doc_md=__doc__,
