@@ -18,8 +18,8 @@ from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from testbed.dead_letters import publish_raw, store_task
 from testbed.nats_server import NatsServer
 from testbed.queues import completion_body, small_queue

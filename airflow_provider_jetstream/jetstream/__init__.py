@@ -110,8 +110,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
     from airflow_provider_jetstream.jetstream.redrive.repair import Repair
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-    from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest, StopWhen
     from airflow_provider_jetstream.jetstream.roles.permissions import combined_policy, permissions
     from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor

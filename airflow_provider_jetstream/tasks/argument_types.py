@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
-    from airflow_provider_jetstream.jetstream.redrive.request import Protocol
-    from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, StopWhen
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.triggers.message_event import BodyForm
 

@@ -32,7 +32,7 @@ VALUES: Final = (
     "queue.declaration.Retention",
     *("queue.declaration.Consumer", "queue.declaration.DeadLetterQueue", "queue.declaration.Events"),
     *("queue.work_queue.WorkQueue", "redrive.json_patch.JsonPatch", "redrive.repair.Repair"),
-    *("redrive.request.RedriveRequest", "redrive.stop_rule.StopWhen", "waiting.cursor.Cursor"),
+    *("redrive.request.RedriveRequest", "redrive.request.StopWhen", "waiting.cursor.Cursor"),
     *("waiting.handle.JobsHandle", "waiting.policy.WaitPolicy"),
 )
 CLASSES: Final = tuple(f"{_ROOT}.{name}" for name in (*REPORTS, *VALUES))

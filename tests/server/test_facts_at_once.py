@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import Connection, DeadLetter, WorkQueue
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream import (
     Origin,
 )
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
-from airflow_provider_jetstream.jetstream.dead_letters import letter_origins
+from airflow_provider_jetstream.jetstream.dead_letters import facts
 from testbed.dead_letters import store_task, task_key
 from testbed.face import Scan
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs
@@ -57,10 +57,10 @@ async def test_letters_proved_again_have_the_origins_too(connection: NatsPyConne
 async def test_more_keys_than_are_remembered_are_looked_up_again(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_origins, "_MAX_KEYS", 2)
+    monkeypatch.setattr(facts, "_MAX_KEYS", 2)
     queue = await make_queue(connection, name)
     await store_task(connection, queue, SHOP)
-    origins = letter_origins.LetterOrigins(connection, name, f"{name}-events")
+    origins = facts.LetterOrigins(connection, name, f"{name}-events")
     unknown = [sha256(b"%d" % number).hexdigest()[:32] for number in range(20)]
     for key in unknown[:5]:
         assert await origins.resolve([SHOP.key, key]) == {SHOP.key: SHOP}

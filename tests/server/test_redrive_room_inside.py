@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.stream_config import stored_size
-from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import require_room_for_all
 from testbed.dead_letters import change_stream
 from testbed.face import Headers, Scan
 from testbed.queues import (

@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins, resolve_origins
+from airflow_provider_jetstream.jetstream.dead_letters.facts import LetterOrigins, resolve_origins
 from airflow_provider_jetstream.jetstream.origin import TaskTry
 from airflow_provider_jetstream.jetstream.publishing import manifest_record
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest

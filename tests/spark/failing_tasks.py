@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.audit.records import LetterAction
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
     from testbed.face import LetterRecord
 
@@ -54,7 +53,7 @@ class KilledTask(RedriveTask):
             written, write = 0, AuditLog.write
 
             async def write_or_die(
-                self: AuditLog, records: Sequence[LetterRecord] | Sequence[LetterAction]
+                self: AuditLog, records: Sequence[LetterRecord]
             ) -> list[ApiError | TransientError | None]:
                 nonlocal written
                 errors = await write(self, records[: max(_FATAL_RECORD - 1 - written, 0)])

@@ -22,7 +22,6 @@ from airflow_provider_jetstream.jetstream.redrive import (
     protocol,
     request,
     steps,
-    stop_rule,
 )
 from airflow_provider_jetstream.jetstream.waiting import (
     comparison,
@@ -91,7 +90,7 @@ STATED = {
     ],
     "redrive": [
         f"changes the queue's letters; default {request.LEASE_TIMEOUT:g}",
-        f"(default {stop_rule.DIED_AGAIN:.0%})".replace("%", " %"),
+        f"(default {request.DIED_AGAIN:.0%})".replace("%", " %"),
         f"A patch has at most {json_patch.MOST_OPERATIONS} operations and {json_patch.LONGEST_PATCH // _KIB} KiB",
         f"larger than {json_patch.LARGEST_BODY // _MIB} MiB or deeper than {json_patch.MOST_LEVELS} levels",
         f"the difference of the first {_word(preview._SAMPLE)} letters",

@@ -7,12 +7,10 @@ which letters an earlier try of the same task redrove.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.records import (
-    LetterAction,
     LetterRecord,
     RunRecord,
     encode_record,
@@ -152,19 +150,16 @@ class AuditLog:
                 actions.add(action)
                 yield record
 
-    async def write(
-        self, records: Sequence[LetterRecord] | Sequence[LetterAction]
-    ) -> list[ApiError | TransientError | None]:
+    async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
         """Store records in joined writes; return for each ``None``, or why it isn't known to be stored.
 
         :raises LeaseLostError: the operation doesn't have its lease any more; not all of them are stored
         """
-        at = datetime.now(UTC).isoformat()
         return await self._store_each(
             [
                 (
                     letter_audit_subject(self.queue, record.sequence),
-                    record.encoded(at),
+                    encode_record(record),
                     ((MSG_ID, self._message_id(record)),),
                 )
                 for record in records
@@ -230,7 +225,7 @@ class AuditLog:
     async def _condition(self) -> tuple[tuple[str, str], ...]:
         return await self.fence.headers() if self.fence else ()
 
-    def _message_id(self, record: LetterRecord | LetterAction) -> str:
+    def _message_id(self, record: LetterRecord) -> str:
         """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
         # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
         result: object = record.died_at if record.leaves_job else record.new_sequence

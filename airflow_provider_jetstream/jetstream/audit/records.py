@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
 Action = Literal["redriven", "requeued", "parked", "discarded", "handled"]
-
-_ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-# The actions after which the stored job stays, so that it may have died once more since.
-LEAVING_JOB: Final[frozenset[Action]] = frozenset({"requeued", "handled"})
 
 
 class AuditRecord(BaseModel):
@@ -114,11 +108,7 @@ class LetterRecord(AuditRecord):
     @property
     def leaves_job(self) -> bool:
         """Whether the stored job stays, so that it may have died once more since."""
-        return self.action in LEAVING_JOB
-
-    def encoded(self, at: str) -> bytes:
-        """Encode the record, which has its own time already."""
-        return encode_record(self)
+        return self.action in ("requeued", "handled")
 
 
 class RunRecord(AuditRecord):
@@ -169,86 +159,3 @@ def parse_record(model: type[_Model], message: StoredMessage | None, created: st
         return None
     # Advisories have the server's time; records are compared with them.
     return record.model_copy(update={"at": message.stored_at}) if "at" in model.model_fields else record
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CommonFields:
-    """What the actions on many letters have in common; the fields are those of :class:`LetterRecord`.
-
-    :ivar text: they as the first members of a JSON object, without its end
-    """
-
-    stream: str
-    created: str
-    action: Action
-    new_stream: str | None
-    subject: str
-    consumer: str | None
-    redrives: int
-    reason: str
-    fingerprint: str
-    error_class: str | None
-    error_message: str | None
-    why: str | None
-    who: dict[str, Any]
-    run: str | None
-    wave: int | None
-    text: str = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        given = {own.name: value for own in fields(self) if own.init and (value := getattr(self, own.name)) is not None}
-        object.__setattr__(self, "text", _ENCODE({"version": 1, **given}).removesuffix("}"))
-
-
-@dataclass(slots=True, eq=False)
-class LetterAction:
-    """One action on one dead letter, with the fields of its audit record.
-
-    A redrive has as many as letters: they share what they have in common, and the text of that.
-    """
-
-    common: CommonFields
-    sequence: int
-    new_sequence: int | None
-    stored_at: str | None = None
-    job_id: str | None = None
-    copy_of: int | None = None
-    died_at: datetime | None = None
-    changes: dict[str, Any] | None = None
-    left_out: dict[str, str] | None = None
-    kept: KeptLetter | None = None
-
-    @property
-    def action(self) -> Action:
-        """What was done."""
-        return self.common.action
-
-    @property
-    def new_stream(self) -> str | None:
-        """The new job's stream, where it isn't the letter's own."""
-        return self.common.new_stream
-
-    @property
-    def leaves_job(self) -> bool:
-        """Whether the stored job stays."""
-        return self.common.action in LEAVING_JOB
-
-    def encoded(self, at: str) -> bytes:
-        """Encode the record of it.
-
-        :param at: when it is recorded
-        """
-        own: dict[str, Any] = {"at": at, "sequence": self.sequence, "new_sequence": self.new_sequence}
-        if self.stored_at is not None:
-            own["stored_at"] = self.stored_at
-        if self.died_at is not None:
-            own["died_at"] = self.died_at.isoformat()
-        if self.job_id is not None:
-            own["job_id"] = self.job_id
-        if self.copy_of is not None:
-            own["copy_of"] = self.copy_of
-        if self.changes or self.left_out:
-            own |= {name: value for name in ("changes", "left_out") if (value := getattr(self, name))}
-        if self.kept:
-            own["kept"] = self.kept.model_dump(exclude_none=True)
-        return f"{self.common.text},{_ENCODE(own)[1:]}".encode("utf-8", "replace")

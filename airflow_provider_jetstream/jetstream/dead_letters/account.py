@@ -19,22 +19,24 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-from airflow_provider_jetstream.jetstream.audit.account_checkpoint import (
-    AccountCheckpoint,
-    ReadPosition,
-    read_checkpoint,
-    write_checkpoint,
-)
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges, ranges_text
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
 from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.ended_jobs import CLOCK_DIFFERENCE, EndEvidence, batches
+from airflow_provider_jetstream.jetstream.dead_letters.ended_jobs import (
+    CLOCK_DIFFERENCE,
+    AccountCheckpoint,
+    EndEvidence,
+    ReadPosition,
+    batches,
+    read_checkpoint,
+    write_checkpoint,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
+from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.handlers import read_handlers
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ALL_SAMPLED, ack_metric_filter, sampled_percent

@@ -1,18 +1,20 @@
 """Reads what :mod:`~airflow_provider_jetstream.jetstream.dead_letters.classify` decides by, many jobs at a time.
 
 The job is read first, then everything else: what ends a job is stored before the job leaves the queue. What few jobs
-need is read once the rules ask for it.
+need is read once the rules ask for it. A :class:`ScanContext` is what is known of the queue before: plain values that
+another process can use.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.concurrency import (
     MAX_CONCURRENT,
     gather,
@@ -29,6 +31,7 @@ from airflow_provider_jetstream.jetstream.client.streams import (
     next_message,
     read_range,
 )
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     companion_filter,
@@ -37,28 +40,249 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_subject,
     job_completion_filter,
     letter_audit_subject,
+    manifest_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.classify import acknowledgement_window, classify
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, stored_entries
 from airflow_provider_jetstream.jetstream.dead_letters.job_facts import JobFacts, QueueFacts, Unread
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, task_key_of
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
+from airflow_provider_jetstream.jetstream.origin import is_task_key
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_record
+from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
+from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
 
-    from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
+    from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     # A job's stream sequence, and the entries about it.
     Job: TypeAlias = tuple[int, tuple[Entry, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanContext:
+    """A queue as a scan found it.
+
+    :param queue: the work queue
+    :param snapshot: its stream, companions and consumers
+    :param with_unaccounted: whether an unaccounted job with a copy counts as a dead letter
+    :param handlers: the consumers of the dead letter queue that remove entries by acknowledging them
+    :raises QueueDeclarationError: the queue declares no dead letter queue
+    :raises NotFoundError: the dead letter queue doesn't exist
+    """
+
+    queue: WorkQueue
+    snapshot: QueueSnapshot
+    with_unaccounted: bool
+    handlers: tuple[DeadLetterHandler, ...] = ()
+
+    def __post_init__(self) -> None:
+        name = require_dead_letters(self.queue).name
+        if name not in self.snapshot.companions:
+            raise NotFoundError(
+                f"expected stream {name} on the server, found none: provision the queue first, or check the name"
+            )
+
+    @property
+    def dead_letter_queue(self) -> Mapping[str, Any]:
+        """The server's STREAM.INFO of the dead letter queue."""
+        return self.snapshot.companions[require_dead_letters(self.queue).name]
+
+    @property
+    def handler_names(self) -> tuple[str, ...]:
+        """The names of the handlers."""
+        return tuple(handler.name for handler in self.handlers)
+
+    @property
+    def audit(self) -> Mapping[str, Any] | None:
+        """The server's STREAM.INFO of the audit, if it exists."""
+        audit = self.queue.audit
+        return self.snapshot.companions.get(audit.name) if audit else None
+
+    @property
+    def events(self) -> str | None:
+        """The stream of completions, if it exists."""
+        events = self.queue.events
+        return events.name if events and events.name in self.snapshot.companions else None
+
+    def archive_reader(self, connection: Connection, snapshot: QueueSnapshot) -> ArchiveReader | None:
+        """Return a reader of the archive as a snapshot found it; ``None`` where there is none."""
+        archive = self.queue.archive
+        info = snapshot.companions.get(archive.name) if archive else None
+        return ArchiveReader.from_info(connection, info, snapshot.info) if info else None
+
+    def findings(
+        self, index: EntryIndex, *, perhaps_handled: int = 0, uncertain: Sequence[Finding] = ()
+    ) -> tuple[Finding, ...]:
+        """Return what is to be known of the queue.
+
+        :param index: the entries of the dead letter queue
+        :param perhaps_handled: how many dead jobs a handler may have handled
+        :param uncertain: why dead letters are uncertain
+        """
+        findings = queue_findings(
+            self.snapshot,
+            self.queue,
+            handlers=self.handler_names,
+            unreadable=index.unreadable,
+            other_domain=index.of_other_domain,
+        )
+        if perhaps_handled:
+            name = self.dead_letter_queue["config"]["name"]
+            text = (
+                f"whether {perhaps_handled} dead jobs without an entry are handled isn't known, since entries of"
+                f" {name} were removed while nothing stored copies of them: they count as uncertain; find out, and"
+                " redrive by their sequences those that aren't"
+            )
+            findings += (Risk("perhaps-handled", text),)
+        return (*findings, *uncertain)
+
+    async def reader(
+        self,
+        connection: Connection,
+        index: EntryIndex,
+        *,
+        archive: ArchiveReader | None,
+        audit: AuditLog | None,
+        inconsistent_consumers: Collection[str] = (),
+        orphans: Collection[int] = (),
+        acknowledged: Mapping[int, datetime] | None = None,
+    ) -> FactReader:
+        """Return what reads the facts about some jobs, and has them decided.
+
+        :param index: the entries about these jobs
+        :param orphans: jobs without entries that may be dead letters
+        :param acknowledged: when the jobs' last ack metrics were stored, where that was read before
+        """
+        name, letters = self.snapshot.queue, self.dead_letter_queue["config"]["name"]
+        subjects = (self.audit["config"].get("subjects") or []) if self.audit else []
+        return FactReader(
+            connection,
+            QueueFacts(
+                self.snapshot,
+                connection.domain,
+                inconsistent_consumers,
+                with_unaccounted=self.with_unaccounted,
+                has_handlers=bool(self.handlers),
+            ),
+            letters,
+            acknowledgements=await self._acknowledgements(connection, archive, index, orphans, acknowledged),
+            origins=LetterOrigins(connection, name, self.events),
+            events=self.events,
+            archive=archive,
+            audit=audit,
+            reports=self.audit["config"]["name"]
+            if self.audit and covered_by_any(subjects, handled_filter(name))
+            else None,
+        )
+
+    async def _acknowledgements(
+        self,
+        connection: Connection,
+        archive: ArchiveReader | None,
+        index: EntryIndex,
+        orphans: Collection[int],
+        known: Mapping[int, datetime] | None,
+    ) -> Acknowledgements:
+        sequences = (
+            {sequence for sequence, _ in index.jobs()} if self.with_unaccounted else {*index.deleted_in_flight()}
+        )
+        sequences.update(orphans)
+        first = await archive.find(min(sequences)) if archive and sequences and known is None else None
+        since = first.stored_at if first and first.time else self.snapshot.created_at
+        return Acknowledgements(connection, self.events, self.snapshot.queue, sequences, since, known)
+
+
+# Any publisher can write as many keys as it likes.
+_MAX_KEYS = 100_000
+
+
+class LetterOrigins:
+    """The tasks that published a queue's jobs; each key is looked up once.
+
+    :param queue: the work queue
+    :param events: the stream of the tasks' records, if it exists
+    """
+
+    def __init__(self, connection: Connection, queue: str, events: str | None) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._events = events
+        self._known: dict[str, Origin] = {}
+        self._requested: set[str] = set()
+
+    async def resolve(self, keys: Iterable[str]) -> Mapping[str, Origin]:
+        """Return the tasks of keys; a key whose task isn't known is left out."""
+        # What isn't a key could be as long as a message, and isn't to be remembered.
+        requested = set(filter(is_task_key, keys))
+        origins = {key: self._known[key] for key in requested & self._known.keys()}
+        if missing := requested - self._requested:
+            origins |= await resolve_origins(self._connection, self._queue, self._events, missing)
+            if len(self._requested) > _MAX_KEYS:
+                self._known, self._requested = {}, set()
+            self._known |= origins
+            self._requested |= requested
+        return origins
+
+    async def add_to(self, results: Sequence[DeadLetter | NotDead]) -> list[DeadLetter | NotDead]:
+        """Return letters with their origins. Letters with an origin, and jobs that are no letters, stay as they are."""
+        keys = [
+            (task_key_of(result.headers) or "") if isinstance(result, DeadLetter) and result.origin is None else ""
+            for result in results
+        ]
+        origins = await self.resolve(key for key in keys if key)
+        return [
+            replace(result, origin=origins[key]) if isinstance(result, DeadLetter) and key in origins else result
+            for result, key in zip(results, keys, strict=True)
+        ]
+
+
+async def resolve_origins(
+    connection: Connection, queue_name: str, events_stream: str | None, keys: Iterable[str]
+) -> dict[str, Origin]:
+    """Return the task of each key whose record is stored, by one request for each different key.
+
+    A key is the digest of the task's four names, so a record that somebody else stored under it can't name another
+    task.
+
+    :param events_stream: the stream that stores the records of the queue, if there is one
+    :param keys: values of the header ``Airflow-Task``, whatever their publishers wrote
+    :raises ApiError: the server refused
+    :raises TransientError: the server can't be reached
+    """
+    if events_stream is None:
+        return {}
+    # What isn't a key could be a wildcard, or no token at all.
+    requested = sorted({key for key in keys if is_task_key(key)})
+
+    async def resolve(key: str) -> Origin | None:
+        try:
+            message = await last_message(connection, events_stream, manifest_subject(queue_name, key))
+        except NotFoundError:
+            return None
+        record = parse_manifest_record(message.data) if message else None
+        origin = record.origin if record else None
+        return origin if origin and origin.key == key else None
+
+    origins = zip(requested, await map_concurrently(resolve, requested), strict=True)
+    return {key: origin for key, origin in origins if origin}
+
 
 # Before other tasks of the event loop may run.
 _JUDGED_AT_ONCE = 32

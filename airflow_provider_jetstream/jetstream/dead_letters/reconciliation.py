@@ -49,47 +49,6 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-@dataclass(slots=True)
-class JudgedOrphans:
-    """The jobs without an entry that are dead by their consumers' numbers.
-
-    :param certain: stream sequences of dead jobs, in order
-    :param disputed: stream sequences of jobs that may be undelivered, or in flight
-    :param findings: why they are uncertain, a sentence for each consumer
-    """
-
-    certain: array[int] = field(default_factory=lambda: array("Q"))
-    disputed: array[int] = field(default_factory=lambda: array("Q"))
-    findings: list[Restriction] = field(default_factory=list)
-
-
-def tell_orphans(
-    snapshot: QueueSnapshot, orphans: Mapping[str, Sequence[int]], inconsistent_consumers: Collection[str]
-) -> JudgedOrphans:
-    """Judge the jobs without an entry.
-
-    :param orphans: by consumer their stream sequences in order
-    :param inconsistent_consumers: consumers that have fewer dead letters than entries state
-    """
-    judged = JudgedOrphans()
-    busy = {name for name in inconsistent_consumers if snapshot.consumers[name].in_flight}
-    for name, sequences in orphans.items():
-        unproved, why = _unproved(snapshot, name, busy - {name})
-        disputed = [sequence for sequence in sequences if unproved is None or sequence <= unproved]
-        judged.certain.extend(sequences[len(disputed) :])
-        judged.disputed.extend(disputed)
-        if disputed:
-            text = (
-                f"{len(disputed)} jobs without an entry are dead by the numbers of consumer {name} of"
-                f" {snapshot.queue}, and {why}: something else than provisioning has changed consumers, so these jobs"
-                " may never have been delivered, or a worker of another consumer may have them; they count as"
-                f" uncertain: once no worker has them, redrive them by their sequences ({_shown(disputed)})"
-            )
-            judged.findings.append(Restriction("changed-consumer", text))
-    judged.certain, judged.disputed = array("Q", sorted(judged.certain)), array("Q", sorted(judged.disputed))
-    return judged
-
-
 def passed_finding(queue: str, name: str, sequences: Sequence[int]) -> Restriction:
     """Return why jobs are uncertain that a consumer has neither delivered nor is about to deliver."""
     text = (
@@ -160,6 +119,29 @@ class Reconciliation:
         self.uncertain -= sum(self.unnamed.values()) - sum(least.values())
         self.unnamed = least
 
+    def judge_orphans(self, snapshot: QueueSnapshot, orphans: Mapping[str, Sequence[int]]) -> None:
+        """Divide the jobs without an entry into dead letters and disputed ones.
+
+        :param orphans: by consumer their stream sequences in order
+        """
+        certain, disputed = list[int](), list[int]()
+        busy = {name for name in self.inconsistent_consumers if snapshot.consumers[name].in_flight}
+        for name, sequences in orphans.items():
+            unproved, why = _unproved(snapshot, name, busy - {name})
+            doubtful = [sequence for sequence in sequences if unproved is None or sequence <= unproved]
+            certain += sequences[len(doubtful) :]
+            disputed += doubtful
+            if doubtful:
+                text = (
+                    f"{len(doubtful)} jobs without an entry are dead by the numbers of consumer {name} of"
+                    f" {snapshot.queue}, and {why}: something else than provisioning has changed consumers, so these"
+                    " jobs may never have been delivered, or a worker of another consumer may have them; they count as"
+                    f" uncertain: once no worker has them, redrive them by their sequences ({_shown(doubtful)})"
+                )
+                self.findings.append(Restriction("changed-consumer", text))
+        self.orphans, self.disputed = array("Q", sorted(certain)), array("Q", sorted(disputed))
+        self.uncertain += len(disputed)
+
     def leave_open(self, below: int) -> None:
         """Count the orphans below a stream sequence as uncertain: whether they are handled isn't known."""
         self.perhaps_handled = array("Q", (sequence for sequence in self.orphans if sequence < below))
@@ -229,10 +211,7 @@ async def _compare(
     reconciliation.unnamed |= await _count_again(connection, snapshot, unknown) if unknown else {}
     reconciliation.uncertain += sum(reconciliation.unnamed.values())
     reconciliation.uncertain += sum(consumer.undecided for consumer in consumers)
-    judged = tell_orphans(snapshot, orphans, reconciliation.inconsistent_consumers)
-    reconciliation.orphans, reconciliation.disputed = judged.certain, judged.disputed
-    reconciliation.findings += judged.findings
-    reconciliation.uncertain += len(judged.disputed)
+    reconciliation.judge_orphans(snapshot, orphans)
     return reconciliation
 
 

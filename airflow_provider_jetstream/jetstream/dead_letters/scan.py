@@ -28,6 +28,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import late_end_risks, unclear_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.entry import HIGHEST_JOB, EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
+from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.handlers import add_removed_entries, read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.job_facts import Unread
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
@@ -37,7 +38,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     name_passed_jobs,
     reconcile,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.finding import Finding

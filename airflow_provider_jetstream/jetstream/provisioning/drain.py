@@ -33,8 +33,8 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.client.streams import msg_get, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import DRAINED, handed_over_subject
+from airflow_provider_jetstream.jetstream.dead_letters.facts import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of, task_key_of
-from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
 from airflow_provider_jetstream.jetstream.errors import (

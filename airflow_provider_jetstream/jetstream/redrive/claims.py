@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.handlers import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ the server's, and the body.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each, store_once
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import get_message, read_range
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, parked_filter, parked_subject
@@ -212,21 +214,26 @@ async def find_copies(
         return search
     search.now = datetime.fromisoformat(info["ts"])
     search.duplicate_window = timedelta(microseconds=info["config"].get("duplicate_window", 0) / 1_000)
-    missing = _Missing(target.last + 1)
-    async for message in read_range(connection, target.stream, ">", target.last + 1, info["state"]["last_seq"]):
-        missing.add_before(message.sequence)
+    following, bounds = target.last + 1, array("Q")
+    async for message in read_range(connection, target.stream, ">", following, info["state"]["last_seq"]):
+        bounds.extend((following, message.sequence) if message.sequence > following else ())
+        following = message.sequence + 1
         if message.stored_at > until:
             break
         _note(search.found, message, copies)
     else:
-        missing.add_before(info["state"]["last_seq"] + 1)
+        end = info["state"]["last_seq"] + 1
+        bounds.extend((following, end) if end > following else ())
+    missing = SequenceRanges(bounds)
+    unseen = missing.count
     for pause in (0.0, _ARCHIVE_DELAY):
-        if search.ids == copies.keys() or not missing.count:
+        if search.ids == copies.keys() or not unseen:
             break
         await sleep(pause)
         # A message that left the stream while it was read is in the archive.
-        search.found |= await _search_archive(connection, target, info, missing, copies, until)
-    search.complete = search.ids == copies.keys() or not missing.count
+        archived, unseen = await _search_archive(connection, target, info, missing, copies, until)
+        search.found |= archived
+    search.complete = search.ids == copies.keys() or not unseen
     return search
 
 
@@ -234,38 +241,40 @@ async def _search_archive(
     connection: Connection,
     target: Target,
     stored: Mapping[str, Any],
-    missing: _Missing,
+    missing: SequenceRanges,
     copies: Mapping[str, Collection[str]],
     until: datetime,
-) -> dict[tuple[str, str], StoredMessage]:
-    """Return the new jobs that only the archive has.
+) -> tuple[dict[tuple[str, str], StoredMessage], int]:
+    """Return the new jobs that only the archive has, and how many missing jobs it hasn't.
 
     :param stored: the STREAM.INFO of the target
+    :param missing: the sequences that the target no longer stores
     """
     found: dict[tuple[str, str], StoredMessage] = {}
     if target.archive is None:
-        return found
+        return found, missing.count
     try:
         info = await stream_info(connection, target.archive)
     except NotFoundError:
-        return found
+        return found, missing.count
     archive = ArchiveReader.from_info(connection, info, stored)
-    missing.start_over()
+    seen = array("Q")
     start = await archive.first_copy_from(target.last + 1)
     async for copy in read_range(connection, archive.stream, ">", start, archive.last):
-        if not (sequence := job_sequence(copy)) or not missing.is_missing(sequence):
+        if not (sequence := job_sequence(copy)) or sequence not in missing:
             continue
-        if sequence <= missing.last_taken:
+        if seen and sequence <= seen[-1]:
             # A loss of power took jobs from the stream, which has given their sequences to others.
-            missing.untake_from(sequence)
+            seen = seen[: bisect_left(seen, sequence)]
             found = {key: message for key, message in found.items() if message.sequence < sequence}
-        missing.take(sequence)
         message = republished_message(copy)
         if message.time and message.stored_at > until:
-            missing.end_at(sequence)
+            # Those after it are none of the copies.
+            missing &= SequenceRanges.between(1, sequence - 1)
             break
+        seen.append(sequence)
         _note(found, message, copies)
-    return found
+    return found, missing.count - len(seen)
 
 
 def _note(
@@ -276,60 +285,3 @@ def _note(
         content = content_of_copy(message.subject, message.headers, message.data)
         if content in contents:
             found.setdefault((message_id, content), message)
-
-
-class _Missing:
-    """The sequences that a stream no longer holds; the archive may have copies of some.
-
-    :param start: the first sequence that may be missing
-    """
-
-    def __init__(self, start: int) -> None:
-        self._next = start
-        # Ranges of missing sequences: their bounds, low and one past the high one.
-        self._lows: list[int] = []
-        self._highs: list[int] = []
-        # Those of them that turned up, as runs of first and last.
-        self._taken: list[tuple[int, int]] = []
-
-    @property
-    def count(self) -> int:
-        """How many sequences were seen nowhere."""
-        return sum(self._highs) - sum(self._lows) - sum(last - first + 1 for first, last in self._taken)
-
-    @property
-    def last_taken(self) -> int:
-        """The highest sequence that turned up; 0 where none did."""
-        return self._taken[-1][1] if self._taken else 0
-
-    def add_before(self, sequence: int) -> None:
-        """Note that the stream's next message has a sequence."""
-        if sequence > self._next:
-            self._lows.append(self._next)
-            self._highs.append(sequence)
-        self._next = sequence + 1
-
-    def start_over(self) -> None:
-        """Forget what turned up in the archive."""
-        self._taken = []
-
-    def is_missing(self, sequence: int) -> bool:
-        """Return whether the stream lacks a sequence."""
-        index = bisect_right(self._lows, sequence) - 1
-        return index >= 0 and sequence < self._highs[index]
-
-    def take(self, sequence: int) -> None:
-        """Note that a missing message turned up, of a higher sequence than all that did before."""
-        first = self._taken.pop()[0] if self.last_taken == sequence - 1 and self._taken else sequence
-        self._taken.append((first, sequence))
-
-    def untake_from(self, sequence: int) -> None:
-        """Forget that a sequence and higher ones turned up."""
-        self._taken = [(first, min(last, sequence - 1)) for first, last in self._taken if first < sequence]
-
-    def end_at(self, sequence: int) -> None:
-        """Leave out a sequence and all after it."""
-        self.untake_from(sequence)
-        index = bisect_right(self._lows, sequence) - 1
-        del self._lows[index + 1 :], self._highs[index + 1 :]
-        self._highs[index] = sequence

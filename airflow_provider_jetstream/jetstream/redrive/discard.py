@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.audit.records import KeptLetter
+from airflow_provider_jetstream.jetstream.audit.records import KeptLetter, encode_record
 from airflow_provider_jetstream.jetstream.audit.redrives import read_record as read_redrive
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.audit.records import LetterAction, LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.redrive.letter_records import Done, LetterRecords
@@ -77,7 +76,7 @@ class Discards:
                 done.append((letter, found))
         return done, failed
 
-    async def _record_of(self, letter: DeadLetter) -> LetterAction | str:
+    async def _record_of(self, letter: DeadLetter) -> LetterRecord | str:
         parked = parked_headers(letter, "discarded")
         try:
             check_subject(letter, letter.subject)
@@ -93,10 +92,10 @@ class Discards:
         )
         if await self._is_archived(letter):
             # The archive has the very time, also where only a worker's copy is left, which may state a rounded one.
-            return replace(self._record(letter, kept), stored_at=letter.time)
+            return self._record(letter, kept).model_copy(update={"stored_at": letter.time})
         body = b64encode(letter.body).decode()
         record = self._record(letter, kept.model_copy(update={"copy_in": "record", "body": body}))
-        size = len(record.encoded(""))
+        size = len(encode_record(record))
         if size <= self._record_limit:
             return record
         archive = self._archive.stream if self._archive else "no archive"
@@ -106,14 +105,14 @@ class Discards:
             f" record of {size} bytes doesn't fit into the audit ({self._record_limit})",
         )
 
-    def _final(self, letter: DeadLetter, problem: str) -> LetterAction | str:
+    def _final(self, letter: DeadLetter, problem: str) -> LetterRecord | str:
         """Return the record of a letter that nothing can bring back, or why it stays."""
         if not self._request.without_copy:
             problem = problem.removesuffix("; original kept")
             return f"{problem}; park it, or discard it without_copy, which can't be undone; original kept"
         return self._record(letter, KeptLetter(redrive=self._redrive(), headers="", copy_in="nowhere"))
 
-    def _record(self, letter: DeadLetter, kept: KeptLetter) -> LetterAction:
+    def _record(self, letter: DeadLetter, kept: KeptLetter) -> LetterRecord:
         return self._records.record(letter, "discarded", new_sequence=None, subject=letter.subject, kept=kept)
 
     def _require_place(self) -> None:

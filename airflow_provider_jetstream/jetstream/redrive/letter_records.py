@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit.records import CommonFields, LetterAction
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, copied_from
@@ -25,7 +26,7 @@ _LONGEST_TEXT = 200
 _MOST_KNOWN = 1_000
 
 # A letter with a new job, or a parked one, and the record of that.
-Done: TypeAlias = "tuple[DeadLetter, LetterAction]"
+Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
 
 
 class LetterRecords:
@@ -39,7 +40,7 @@ class LetterRecords:
         self._request = request
         # The wave whose letters are redriven, where the redrive has waves.
         self.wave: int | None = None
-        self._known: dict[tuple[Any, ...], CommonFields] = {}
+        self._known: dict[tuple[Any, ...], LetterRecord] = {}
 
     def record(
         self,
@@ -52,7 +53,7 @@ class LetterRecords:
         new_stream: str | None = None,
         left_out: dict[str, str] | None = None,
         kept: KeptLetter | None = None,
-    ) -> LetterAction:
+    ) -> LetterRecord:
         """Build the record of one action on a letter.
 
         :param new_sequence: the sequence of the new job or of the parked letter
@@ -62,25 +63,33 @@ class LetterRecords:
         :param left_out: headers for which the new job had no room
         :param kept: what is kept of a discarded letter
         """
-        common = self._common(letter, action, subject, new_stream)
-        job_id = readable_text(letter.job_id)[:_LONGEST_ID]
-        # A worker's copy has the time as the worker rounded it.
-        stored_at = letter.time or None if letter.source != BodySource.COPY else None
-        return LetterAction(
-            *(common, letter.death.sequence, new_sequence, stored_at, job_id, copied_from(letter)),
-            *(letter.death.died_at, changes, left_out, kept),
+        return self._alike(letter, action, subject, new_stream).model_copy(
+            update={
+                "at": datetime.now(UTC),
+                "sequence": letter.sequence,
+                "new_sequence": new_sequence,
+                # A worker's copy has the time as the worker rounded it.
+                "stored_at": letter.time or None if letter.source != BodySource.COPY else None,
+                "job_id": readable_text(letter.job_id)[:_LONGEST_ID],
+                "copy_of": copied_from(letter),
+                "died_at": letter.death.died_at,
+                "changes": changes or None,
+                "left_out": left_out or None,
+                "kept": kept,
+            }
         )
 
-    def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:
+    def _alike(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> LetterRecord:
+        """Return the record of a letter as far as others have the same: most letters of a redrive are alike."""
         death, redrives = letter.death, letter.redrives + (action not in ("parked", "discarded"))
         error = death.error_class, death.error_message, death.explanation
         why = self._request.why_of(letter)
         key = action, subject, new_stream, redrives, self.wave, why, death.stream, death.consumer, death.reason, error
-        if common := self._known.get(key):
-            return common
+        if alike := self._known.get(key):
+            return alike
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        common = self._known[key] = CommonFields(
+        self._known[key] = alike = LetterRecord.model_construct(
             stream=death.stream,
             created=death.created,
             action=action,
@@ -97,9 +106,9 @@ class LetterRecords:
             run=self._request.run,
             wave=self.wave,
         )
-        return common
+        return alike
 
-    def of_copy(self, job: RedrivenJob, sequence: int) -> LetterAction:
+    def of_copy(self, job: RedrivenJob, sequence: int) -> LetterRecord:
         """Build the record of a letter whose new job was just stored."""
         return self.record(
             *(job.letter, "redriven"),
@@ -110,7 +119,7 @@ class LetterRecords:
             left_out=dict(job.left_out) or None,
         )
 
-    def of_begun(self, letter: DeadLetter) -> LetterAction:
+    def of_begun(self, letter: DeadLetter) -> LetterRecord:
         """Build the record of a letter whose new job an earlier redrive has stored."""
         # The subject that this request names may be one of another queue than the one that stores the new job.
         subject = letter.subject if self._request.target else self._request.subject or letter.subject

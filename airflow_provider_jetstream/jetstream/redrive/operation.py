@@ -183,11 +183,6 @@ class Operation:
         return self.request.target or self.queue
 
     @property
-    def done(self) -> int:
-        """How many letters are redriven, parked or discarded."""
-        return self.report.done
-
-    @property
     def wave(self) -> Wave | None:
         """The wave that was recorded last."""
         return self.record.waves[-1] if self.record and self.record.waves else None
@@ -360,7 +355,7 @@ class Operation:
         if resumes:
             await self._load()
         self._is_loaded = True
-        self._began, self._done_before = time.monotonic(), self.done
+        self._began, self._done_before = time.monotonic(), self.report.done
 
     async def _take(self, record: Redrive) -> None:
         self.record = record

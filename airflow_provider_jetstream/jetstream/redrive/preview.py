@@ -12,16 +12,20 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom
-from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.discard import Discards, require_discarded, returning_letters
 from airflow_provider_jetstream.jetstream.redrive.json_patch import json_text, parse_json
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
-from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol, require_sequences
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, failure_text, redriven_job
+from airflow_provider_jetstream.jetstream.redrive.protocol import (
+    RedriveTarget,
+    choose_protocol,
+    own_request,
+    read_target,
+    require_sequences,
+)
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, failure_text, redriven_job, take_room
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
-from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.intent import IntendedLetter, IntentLog, OpenIntent
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.redrive.letter_records import Done, LetterRecords
     from airflow_provider_jetstream.jetstream.redrive.steps import Steps

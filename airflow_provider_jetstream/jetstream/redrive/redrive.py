@@ -29,12 +29,16 @@ from airflow_provider_jetstream.jetstream.redrive.in_place import Requeueing
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
 from airflow_provider_jetstream.jetstream.redrive.next_letters import PROOF_SECONDS, NextLetters
 from airflow_provider_jetstream.jetstream.redrive.operation import POLL_SECONDS, Operation, redrive_lease
-from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol, require_sequences
+from airflow_provider_jetstream.jetstream.redrive.protocol import (
+    choose_protocol,
+    own_request,
+    read_target,
+    require_sequences,
+)
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
-from airflow_provider_jetstream.jetstream.redrive.target import own_request, read_target
 from airflow_provider_jetstream.jetstream.redrive.waves import Waves
 
 if TYPE_CHECKING:
@@ -45,8 +49,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.next_letters import WaveWait
-    from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice
-    from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
+    from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, RedriveTarget
 
 log = logging.getLogger(__name__)
 

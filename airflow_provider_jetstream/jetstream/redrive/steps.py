@@ -32,17 +32,17 @@ from airflow_provider_jetstream.jetstream.publishing.job import other_redrive_id
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import renew_manifests
 from airflow_provider_jetstream.jetstream.queue.work_queue import require_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import IdTaken, store_jobs, store_parked
-from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
+from airflow_provider_jetstream.jetstream.redrive.protocol import RedriveTarget
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     CopyLimit,
+    CopyRoom,
     failure_text,
     parked_headers,
     redriven_job,
 )
 from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN, remove_entries, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
-from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -102,7 +102,7 @@ class Waves(NextLetters):
         record, audit = operation.record, operation.audit
         if record is None or audit is None:
             return
-        self._base, self._done, waves = operation.done, 0, record.waves
+        self._base, self._done, waves = operation.report.done, 0, record.waves
         if waves and waves[-1].state == "redriving":
             found = await self._letters(waves[-1])
             self._done = found.redriven + found.parked
@@ -143,7 +143,7 @@ class Waves(NextLetters):
         wave = self.operation.wave
         if wave is None or wave.size is None:
             return None
-        return max(0, wave.size - self._done - (self.operation.done - self._base))
+        return max(0, wave.size - self._done - (self.operation.report.done - self._base))
 
     def taken(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Return those letters of a page that the wave takes: no copies of this redrive, unless a person said so."""
@@ -379,7 +379,7 @@ class Waves(NextLetters):
         return clock.seconds_until((wave.awaited_from or wave.began_at) + timedelta(seconds=within))
 
     async def _with_causes(self, letters: _WaveLetters, outcome: _Outcome) -> _Outcome:
-        """Return an outcome with what the jobs died of."""
+        """Add to an outcome what the jobs died of."""
         queue = self.operation.storing
         if not outcome.died or queue.dead_letters is None:
             return outcome
@@ -405,13 +405,12 @@ class Waves(NextLetters):
                 if letters.new_jobs[job.sequence] == fingerprint:
                     as_before[job.sequence] = fingerprint
         before = Counter(as_before.values())
-        causes = tuple(
+        outcome.causes = tuple(
             DeathCount(fingerprint=name, error=errors.get(name, ""), count=count, as_before=before[name])
             for name, count in counts.most_common(_CAUSES)
         )
-        return _Outcome(
-            *(outcome.outcomes, outcome.died, causes, frozenset(as_before), frozenset(parked), outcome.problem)
-        )
+        outcome.as_before, outcome.parked = frozenset(as_before), frozenset(parked)
+        return outcome
 
 
 async def _read_stored(follower: EndFollower, waiting: asyncio.Task[WaitReport], jobs: int) -> None:

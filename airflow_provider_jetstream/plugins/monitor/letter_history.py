@@ -12,8 +12,8 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import first_since as first_sequence_since
+from airflow_provider_jetstream.jetstream.dead_letters.facts import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from, origin_of, task_key_of
-from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.waiting.comparison import read_jobs

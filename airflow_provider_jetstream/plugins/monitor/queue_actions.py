@@ -34,10 +34,10 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.protocol import own_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair, apply_repair
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.jetstream.redrive.target import own_queue
 from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_outcomes
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-    from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
+    from airflow_provider_jetstream.jetstream.redrive.protocol import RedriveTarget
     from airflow_provider_jetstream.plugins.monitor.background import Answers
     from airflow_provider_jetstream.plugins.monitor.letter_service import LetterService
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding

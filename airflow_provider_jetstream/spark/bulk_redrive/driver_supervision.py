@@ -35,11 +35,11 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveRequestError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.operation import Operation, redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover
 from airflow_provider_jetstream.jetstream.redrive.redrive import rule_of, run_redrive
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol

@@ -34,12 +34,12 @@ from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLim
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
 from airflow_provider_jetstream.jetstream.redrive.operation import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.preview import Preview, preview_letter
+from airflow_provider_jetstream.jetstream.redrive.protocol import RedriveTarget
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
-from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches, unpack_table
 from airflow_provider_jetstream.spark.dead_letters.schema import (
@@ -62,8 +62,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.intent import OpenIntent
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader, ScanContext
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 

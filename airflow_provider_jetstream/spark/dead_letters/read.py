@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
