@@ -17,7 +17,8 @@ from failing_tasks import FailingTask, KilledTask
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.task import add_outcomes
+from airflow_provider_jetstream.spark.bulk_redrive.step import BulkFrame
+from airflow_provider_jetstream.spark.bulk_redrive.task import Outcome, read_outcomes
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed import seams
 from testbed.queues import process_all
@@ -25,12 +26,30 @@ from testbed.queues import process_all
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 
 COUNT = 800
+
+
+def add_all(report: RedriveReport, rows: pa.Table) -> None:
+    """Add to a report what a task did, which has tried all letters."""
+    for outcome in read_outcomes(rows):
+        assert (outcome.cancelled, outcome.to_rescan) == ([], [])
+        report.add(outcome.report)
+
+
+def test_after_a_pause_all_letters_are_taken_that_were_not_tried(spark: SparkSession) -> None:
+    rows = spark.range(1, 10).withColumnRenamed("id", "sequence")
+    frame = BulkFrame(spark, {}, rows, ("sequence",), None, lambda _: None)
+    report = RedriveReport()
+    report.add_redriven(1, 10, None)
+    # A task was stopped, and another one found that the queue has to be scanned again.
+    frame.take_outcomes([Outcome(report, cancelled=[3, 4]), Outcome(to_rescan=[7])])
+    assert sorted(row.sequence for row in frame.letters.collect()) == [3, 4, 7]
 
 
 @pytest.mark.parametrize("task", [FailingTask, KilledTask])
@@ -43,7 +62,7 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     task: type[RedriveTask],
 ) -> None:
     queue = make_letters(connection_options, name, COUNT)
-    monkeypatch.setattr(seams.DRIVER_REDRIVE_TASK, task)
+    monkeypatch.setattr(seams.STEP_REDRIVE_TASK, task)
     marker = tmp_path / "first_attempt"
     request = RedriveRequest(run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
@@ -63,10 +82,10 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
 def test_two_attempts_at_the_same_time_redrive_each_letter_once(connection_options: dict[str, str], name: str) -> None:
     queue = make_letters(connection_options, name, COUNT)
     report = RedriveReport()
-    _, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="twice"), report)
+    run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="twice"), report)
     with ThreadPoolExecutor(2) as threads:
         for outcomes in threads.map(run_task, [jobs] * 2):
-            assert add_outcomes(report, outcomes) == frozenset()
+            add_all(report, outcomes)
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
@@ -80,7 +99,7 @@ def test_an_interrupted_run_is_finished_by_the_next_one(
 ) -> None:
     queue = make_letters(connection_options, name, COUNT)
     request = RedriveRequest(protocol=Protocol.COPY, run="cut-off")
-    _, run_task, jobs = begin_task(connection_options, queue, request, RedriveReport())
+    run_task, jobs = begin_task(connection_options, queue, request, RedriveReport())
     run_task(jobs.slice(0, 1 + COUNT - 100))
     assert len(stored_messages(connection_options, f"{name}-dead")) == COUNT
 
@@ -129,12 +148,12 @@ def test_a_task_that_is_retried_past_the_duplicate_window_finds_the_copies_that_
 ) -> None:
     queue = make_letters(connection_options, name, 20, duplicate_window="100ms")
     report = RedriveReport()
-    _, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="again"), report)
+    run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="again"), report)
     with pytest.raises(Killed):
         run_task(jobs)
     done = asyncio.run(do_waiting_jobs(connection_options, queue))
     time.sleep(0.2)
-    assert add_outcomes(report, run_task(jobs)) == frozenset()
+    add_all(report, run_task(jobs))
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, 21))
     assert done + asyncio.run(do_waiting_jobs(connection_options, queue)) == {str(job): 1 for job in range(1, 21)}

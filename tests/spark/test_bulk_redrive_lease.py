@@ -88,7 +88,7 @@ def test_a_task_stops_before_it_stores_anything_once_its_driver_has_lost_the_lea
     queue = make_letters(connection_options, name, COUNT)
     request = RedriveRequest(protocol=Protocol.COPY, run="lost")
     lease = take(connection_options, queue)
-    _, run_task, jobs = begin_task(connection_options, queue, request, RedriveReport(), lease.token)
+    run_task, jobs = begin_task(connection_options, queue, request, RedriveReport(), lease.token)
     # As if the driver had been killed.
     time.sleep(1.6)
     if taken_over:

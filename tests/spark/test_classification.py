@@ -17,7 +17,6 @@ from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.read import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
 from testbed.any_letters import (
@@ -49,13 +48,11 @@ def queue(nats: NatsServer) -> ScannedQueue:
     return asyncio.run(make_queue(nats, "anyletters"))
 
 
-def job_batches(entries: list[tuple[int, Entry]], orphans: set[int]) -> list[pa.RecordBatch]:
+def index_of(entries: list[tuple[int, Entry]]) -> EntryIndex:
     index = EntryIndex()
     for sequence, entry in entries:
         index.add(sequence, entry)
-    without_entry = array("Q", sorted(orphans - {sequence for sequence, _ in entries}))
-    batches: list[pa.RecordBatch] = job_table(index, without_entry).to_batches()
-    return batches
+    return index
 
 
 def letter_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -69,9 +66,9 @@ def letter_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 def test_jobs_with_any_headers_and_evidence_become_letters(queue: ScannedQueue) -> None:
     now = datetime.now(UTC)
-    jobs = job_batches([advisory(sequence, now) for sequence in range(1, JOBS + 2)], set())
+    jobs = index_of([advisory(sequence, now) for sequence in range(1, JOBS + 2)]), array("Q")
     task = ClassifyTask(queue.options, with_consumers(queue.context), frozenset(), Selection(), lost=False)
-    letters = letter_rows(task.classify(iter(jobs)))
+    letters = letter_rows(task.classify(*jobs))
     found = [row["sequence"] for row in letters]
     untouched = [
         sequence for sequence in range(1, JOBS + 1) if sequence not in TOUCHED and consumer_of(sequence) != "unmatched"
@@ -88,7 +85,7 @@ def test_jobs_with_any_headers_and_evidence_become_letters(queue: ScannedQueue) 
     assert origins == {(TASK.dag_id, TASK.run_id, TASK.task_id, 2**31 - 1)}
     assert {row["dag_id"] for row in letters if row not in keyed} == {None, "prints"}
     selecting = replace(task, selection=Selection(consumer="press"))
-    assert letter_rows(selecting.classify(iter(jobs))) == [row for row in letters if row["consumer"] == "press"]
+    assert letter_rows(selecting.classify(*jobs)) == [row for row in letters if row["consumer"] == "press"]
 
 
 @pytest.mark.slow
@@ -96,11 +93,10 @@ def test_the_classifier_continues_after_an_interruption(nats: NatsServer) -> Non
     options, count = {"servers": nats.url, "timeout": "10"}, 12_000
     queue = make_letters(options, "cutoff", count, allow_direct=True)
     scan = run_on_own_connection(options, lambda connection: Scan.begin(connection, queue))
-    jobs = job_table(scan.index, array("Q")).to_batches()
     # The first batch of letters has arrived, and the second one is on its way.
     with TcpProxy(nats.port, after=3_000_000, until=2) as proxy:
         task = ClassifyTask(options | {"servers": proxy.url}, scan.context, frozenset(), Selection(), lost=False)
-        batches = task.classify(iter(jobs))
+        batches = task.classify(scan.index, array("Q"))
         first = next(batches)
         assert 0 < first.num_rows < count
         rest = letter_rows(batches)

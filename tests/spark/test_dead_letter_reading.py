@@ -9,20 +9,26 @@ import pytest
 from letter_queue import KEYED, mixed_queue
 
 from airflow_provider_jetstream.jetstream import (
+    DeadLetter,
+    Death,
     Findings,
+    Origin,
     Reason,
     Selection,
     connect,
     connection_settings,
     find_dead_letters,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.spark import read_letters
-from airflow_provider_jetstream.spark.dead_letters.schema import as_valid_text, letter_from_row
+from airflow_provider_jetstream.spark.dead_letters.schema import as_valid_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.nats_server import NatsServer
 
 
@@ -32,6 +38,41 @@ def find(server: NatsServer, queue: WorkQueue, select: Selection | None = None) 
             return await find_dead_letters(connection, queue, select)
 
     return asyncio.run(find_async())
+
+
+def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
+    """Convert a row, whose times are aware, to a letter; bytes that aren't UTF-8 were lost in the row."""
+    death = Death(
+        stream=row["stream"],
+        created=row["stream_created"],
+        sequence=row["sequence"],
+        consumer=row["consumer"],
+        reason=Reason(row["reason"]),
+        died_at=row["died_at"],
+        first_failed_at=row["first_failed_at"],
+        deliveries=row["deliveries"],
+        explanation=row["explanation"],
+        error_class=row["error_class"],
+        error_message=row["error_message"],
+        traceback_digest=row["traceback_digest"],
+        error_place=row["error_place"],
+    )
+    return DeadLetter(
+        death=death,
+        subject=row["subject"],
+        body=bytes(row["body"]),
+        headers=tuple((pair["key"], pair["value"]) for pair in row["headers"]),
+        time=row["time"],
+        source=BodySource(row["body_source"]),
+        entries=tuple(row["entries"]),
+        preserved=row["kept"],
+        ready_at=row["ready_at"],
+        copy_sequence=row["copied_as"],
+        parked=row["parked"],
+        origin=None
+        if row["dag_id"] is None
+        else Origin(row["dag_id"], row["run_id"], row["task_id"], row["map_index"]),
+    )
 
 
 def letters_of(frame: DataFrame) -> list[DeadLetter]:

@@ -7,8 +7,8 @@ from bisect import bisect_left, bisect_right, insort_right
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from heapq import merge
-from itertools import chain, compress, islice
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from itertools import chain, compress, islice, takewhile
+from typing import TYPE_CHECKING, Final, overload
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.streams import read_range
@@ -246,27 +246,9 @@ _DROPPED = 0
 _KINDS = {int(kind): kind for kind in EntryKind}
 # Few enough that what changes meanwhile is soon noticed.
 _TOGETHER = 64
-
-
-class EntryColumns(NamedTuple):
-    """An index as columns, one element per entry, the entries of a job next to each other; for other processes.
-
-    :param sequences: the jobs' stream sequences
-    :param entries: sequences in the dead letter queue
-    :param kinds: the values of the entries' kinds
-    :param consumers: positions in ``names``
-    :param recorded_at: microseconds since 1970
-    :param deliveries: how often the jobs were delivered
-    :param names: the consumers' names
-    """
-
-    sequences: array[int]
-    entries: array[int]
-    kinds: array[int]
-    consumers: array[int]
-    recorded_at: array[int]
-    deliveries: array[int]
-    names: Sequence[str | None]
+# Looking up one job takes as long as passing so many entries.
+_LOOKED_UP = 32
+_COLUMNS: Final = ("_sequences", "_entries", "_kinds", "_consumers", "_recorded_at", "_deliveries")
 
 
 class EntryIndex:
@@ -431,39 +413,25 @@ class EntryIndex:
         if entries:
             yield current, tuple(entries)
 
-    def columns(self) -> EntryColumns:
-        """Return all entries as columns, in the order of the jobs."""
-        order = array("I", self._order.after())
+    def part(self, jobs: Sequence[int]) -> EntryIndex:
+        """Return an index of the entries about some jobs, for another process.
 
-        def ordered(column: PackedColumn, typecode: str) -> array[int]:
-            return array(typecode, map(array(typecode, column).__getitem__, order))
-
-        return EntryColumns(
-            ordered(self._sequences, "Q"),
-            ordered(self._entries, "Q"),
-            ordered(self._kinds, "B"),
-            ordered(self._consumers, "I"),
-            ordered(self._recorded_at, "q"),
-            ordered(self._deliveries, "I"),
-            self._names,
-        )
-
-    def extend(self, columns: EntryColumns) -> None:
-        """Add the entries of another index, which are about other jobs."""
-        for name in columns.names:
-            if name not in self._numbers:
-                self._numbers[name] = len(self._names)
-                self._names.append(name)
-        numbers = [self._numbers[name] for name in columns.names]
-        self._sequences.extend(columns.sequences)
-        self._entries.extend(columns.entries)
-        self._kinds.extend(columns.kinds)
-        self._consumers.extend(map(numbers.__getitem__, columns.consumers))
-        self._recorded_at.extend(columns.recorded_at)
-        self._deliveries.extend(columns.deliveries)
-        of_jobs = zip(columns.sequences, columns.kinds, strict=True)
-        self._deletions.extend(job for job, kind in of_jobs if kind == EntryKind.DELETION)
-        self._order.take_new()
+        :param jobs: stream sequences in order, at least one
+        """
+        if len(jobs) * _LOOKED_UP < len(self):
+            positions = [position for job in jobs for position in self._order.of(job)]
+        else:
+            wanted, last = frozenset(jobs), jobs[-1]
+            ordered = takewhile(lambda position: self._sequences[position] <= last, self._order.after(jobs[0] - 1))
+            positions = [position for position in ordered if self._sequences[position] in wanted]
+        positions = [position for position in positions if self._kinds[position]]
+        part = EntryIndex()
+        part._names, part._numbers = [*self._names], {**self._numbers}
+        for name in _COLUMNS:
+            getattr(part, name).extend(getattr(self, name).at(positions))
+        part._order.take_new()
+        part._deletions = array("Q", (job for job in self._deletions if job in part))
+        return part
 
     def _entries_at(self, positions: Sequence[int]) -> list[Entry | None]:
         """Return entries by their positions; ``None`` for a dropped entry."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
@@ -86,19 +86,6 @@ class LetterGroups(dict[GroupKey, LetterGroup]):
         known = self.setdefault(key, group)
         if known is not group:
             known.merge(group)
-
-    def as_json(self) -> list[list[Any]]:
-        """Return the groups in a form that :meth:`merge_json` reads in another process."""
-        return [
-            [list(key), group.count, group.first.isoformat(), group.last.isoformat(), group.example]
-            for key, group in self.items()
-        ]
-
-    def merge_json(self, rows: list[list[Any]]) -> None:
-        """Add the groups of another process."""
-        for key, count, first, last, example in rows:
-            group = LetterGroup(count, datetime.fromisoformat(first), datetime.fromisoformat(last), example)
-            self.merge(tuple(key), group)
 
     def largest(self) -> list[tuple[GroupKey, LetterGroup]]:
         """Return the groups in descending order of their size, groups of one size by their first sequence."""

@@ -437,6 +437,10 @@ class Scan:
         now = self.now
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
+    async def acknowledgements(self) -> dict[int, datetime]:
+        """Return when the last ack metrics of jobs were stored, as far as that matters; for another process."""
+        return dict(await self._reader.acknowledgements.times())
+
     async def without_entry(self, selection: Selection) -> array[int]:
         """Return the stream sequences of jobs without an entry that a selection may include.
 

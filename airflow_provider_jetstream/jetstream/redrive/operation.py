@@ -73,10 +73,10 @@ async def redrive_lease(
     queue: WorkQueue,
     request: RedriveRequest,
     stopped: Callable[[], bool] = lambda: False,
-    operation: str | None = None,
+    title: str | None = None,
 ) -> AsyncIterator[Lease | None]:
     """Hold a queue's lease until the block ends; takes and raises what :func:`take_redrive_lease` does."""
-    lease = await take_redrive_lease(connection, queue, request, operation or request.operation, stopped)
+    lease = await take_redrive_lease(connection, queue, request, title or request.operation, stopped)
     if lease is None:
         yield None
         return
@@ -176,6 +176,11 @@ class Operation:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
+
+    @property
+    def title(self) -> str:
+        """What the holder of the queue's lease does, in words."""
+        return "bulk redrive" if self.engine == "spark" else self.request.operation
 
     @property
     def storing(self) -> WorkQueue:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from difflib import unified_diff
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.audit.intent import no_audit
@@ -97,6 +98,19 @@ class Preview(TaskReport):
             self.failed[sequence] = why
         if why in self.causes or len(self.causes) < _NAMED_FAILURES:
             self.causes[why] = self.causes.get(why, 0) + 1
+
+    def add(self, other: Preview) -> None:
+        """Add the preview of other letters, which another process has made."""
+        self.redriven += other.redriven
+        self.parked += other.parked
+        self.failures += other.failures
+        self.changed += other.changed
+        for cause, count in other.causes.items():
+            self.causes[cause] = self.causes.get(cause, 0) + count
+        self.failed = dict([*self.failed.items(), *other.failed.items()][:_NAMED_FAILURES])
+        self.sample = sorted([*self.sample, *other.sample], key=itemgetter("sequence"))[:_SAMPLE]
+        for key, group in other.groups.items():
+            self.groups.merge(key, group)
 
     def as_json(self) -> dict[str, Any]:
         """Return the preview in a form that fits an XCom: counts, the largest groups and a sample."""

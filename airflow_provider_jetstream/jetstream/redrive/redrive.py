@@ -105,7 +105,7 @@ async def advance_redrive(
     request = own_request(request or RedriveRequest(), queue)
     operation = Operation(connection, queue, request, RedriveReport(), progress=progress, stopped=stopped)
     rule = rule_of(operation)
-    step = partial(_step, operation, rule)
+    step = partial(run_step, operation, rule)
     return operation.report, await run_redrive(operation, rule, step, patience, ended=ended)
 
 
@@ -189,7 +189,7 @@ async def _park(operation: Operation, sequences: Collection[int], why: str) -> i
     part = Operation(
         *(connection, queue, parking, RedriveReport()), stopped=lambda: operation.caller_stops, is_recorded=False
     )
-    await _step(part, NextLetters(part))
+    await run_step(part, NextLetters(part))
     # Those that this program parked before it was killed count, too.
     scan, named, parked = await Scan.begin(connection, queue), sorted(sequences), 0
     for start in range(0, len(named), PAGE):
@@ -198,11 +198,18 @@ async def _park(operation: Operation, sequences: Collection[int], why: str) -> i
     return parked
 
 
-async def _step(operation: Operation, rule: NextLetters) -> None:
-    """Redrive the letters that come next, with the lease."""
+async def run_step(
+    operation: Operation,
+    rule: NextLetters,
+    kind: Callable[[Operation, NextLetters, Scan, IntentLog], RedriveStep] | None = None,
+) -> None:
+    """Redrive the letters that come next, with the lease.
+
+    :param kind: what redrives them, where this process doesn't
+    """
     connection, queue, request = operation.connection, operation.queue, operation.request
     # What was scanned before another operation released the lease isn't so any more.
-    async with redrive_lease(connection, queue, request, operation.stopped) as lease:
+    async with redrive_lease(connection, queue, request, operation.stopped, operation.title) as lease:
         # The jobs of earlier steps are in flight.
         count_under_pause = request.count_under_pause and (request.order_key is None or not rule.is_listed)
         scan = await Scan.begin(
@@ -211,13 +218,8 @@ async def _step(operation: Operation, rule: NextLetters) -> None:
         if lease is None or scan.audit is None:
             raise no_audit(queue.name)
         scan.audit = scan.audit.fenced(lease)
-        target = await read_target(connection, request, scan)
-        choice = choose_protocol(
-            *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
-        )
-        log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
-        intents = IntentLog(connection, scan.audit, lease.operation)
-        step = _Step(operation, rule, scan, intents, target, choice)
+        step = (kind or RedriveStep)(operation, rule, scan, IntentLog(connection, scan.audit, lease.operation))
+        await step.prepare()
         try:
             await step.begin(lease)
             if operation.may_redrive:
@@ -228,58 +230,90 @@ async def _step(operation: Operation, rule: NextLetters) -> None:
             await operation.fail(error)
             raise
         finally:
-            if intents.open_since is not None:
+            if step.leaves_open:
                 lease.leave_open()
 
 
-class _Step:
+class RedriveStep:
     """What a redrive does while it holds the queue's lease.
 
-    :param choice: how letters are brought back
+    :param scan: of the queue, with the lease's audit
+    :param intents: of this step
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        rule: NextLetters,
-        scan: Scan,
-        intents: IntentLog,
-        target: RedriveTarget,
-        choice: ProtocolChoice,
-    ) -> None:
-        connection, queue, report = operation.connection, operation.queue, operation.report
-        self._operation = operation
+    # Whether new jobs that an earlier redrive was about to store may be stored once more as the request says.
+    can_repeat = True
+
+    def __init__(self, operation: Operation, rule: NextLetters, scan: Scan, intents: IntentLog) -> None:
+        self.operation = operation
+        self.report = operation.report
+        self.scan = scan
         self._rule = rule
-        self._scan = scan
         self._intents = intents
-        self._report = report
-        report.protocol, report.guarantee = choice.protocol, choice.guarantee
-        report.target = target.stream if target.is_other else None
-        report.uncertain, report.undeliverable = scan.uncertain, scan.undeliverable
-        report.risks = (*scan.risks, *target.risks)
-        request = operation.request
+        self._claims: Claims | None = None
+        self.steps: Steps
+        self._requeueing: Requeueing
+
+    async def prepare(self) -> None:
+        """Choose how letters are brought back.
+
+        :raises RedriveRequestError: the request isn't possible for this queue
+        """
+        connection, request, scan = self.operation.connection, self.operation.request, self.scan
+        target = await read_target(connection, request, scan)
+        choice = await self.choose(request, target)
+        log.info("Redriving %s by %s (%s): %s", scan.queue.name, choice.protocol.value, choice.reason, choice.guarantee)
+        self.report.protocol, self.report.guarantee = choice.protocol, choice.guarantee
+        self.report.target = target.stream if target.is_other else None
+        self.report.risks = target.risks
+        self.describe()
         # No handler has the entries of letters that come back.
         self._claims = None if request.undo else Claims.of_scan(connection, scan.context)
-        self._steps = Steps(
-            *(connection, queue, scan.snapshot, request, intents, report),
+        self.steps = Steps(
+            *(connection, scan.queue, scan.snapshot, request, self._intents, self.report),
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
             target=target,
-            unchanged=scan.unchanged,
-            discards=partial(Discards, scan, request, lambda: operation.id) if request.discard else None,
+            unchanged=self._unchanged,
+            discards=partial(Discards, scan, request, lambda: self.operation.id) if request.discard else None,
         )
         self._requeueing = Requeueing(
-            *(scan, self._steps, report, operation.stopped),
+            *(scan, self.steps, self.report, self.operation.stopped),
             wait_until=self._wait_until,
-            on_requeued=operation.report_now,
+            on_requeued=self.operation.report_now,
         )
+
+    async def choose(self, request: RedriveRequest, target: RedriveTarget) -> ProtocolChoice:
+        """Return how letters are brought back.
+
+        :raises RedriveRequestError: the request isn't possible for this queue
+        """
+        scan, api_level = self.scan, self.operation.connection.api_level
+        handlers = scan.context.handler_names
+        return choose_protocol(request, scan.snapshot, api_level, handlers, target=target.other_snapshot)
+
+    def describe(self) -> None:
+        """Add to the report what the scan says of the queue."""
+        scan, report = self.scan, self.report
+        report.uncertain, report.undeliverable = scan.uncertain, scan.undeliverable
+        report.risks = tuple(dict.fromkeys((*scan.risks, *report.risks)))
+
+    async def _unchanged(self, entries: Sequence[int]) -> Sequence[int]:
+        # Of the last scan: a step may scan the queue again.
+        return await self.scan.unchanged(entries)
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether letters may have intents whose outcome isn't known."""
+        return self._intents.open_since is not None
 
     async def begin(self, lease: Lease) -> None:
         """Add to the report what earlier tries did, and finish what redrives began that were cut off."""
-        operation, scan, intents = self._operation, self._scan, self._intents
+        operation, scan, intents = self.operation, self.scan, self._intents
         await operation.begin(scan, intents.audit, self._rule.begin_step)
-        self._steps.records.wave = operation.wave.number if operation.wave else None
-        await recover(operation.connection, scan.context, scan.classify, self._steps, intents, lease.open_since)
+        self.steps.records.wave = operation.wave.number if operation.wave else None
+        arguments = (operation.connection, scan.context, scan.classify, self.steps, intents, lease.open_since)
+        await recover(*arguments, can_repeat=self.can_repeat)
         # What they left open that still is, this redrive has recorded once more.
         lease.open_since = intents.open_since
 
@@ -292,52 +326,61 @@ class _Step:
             async with self._claims or nullcontext():
                 await self._run()
         except LeaseLostError as error:
-            report = self._report
+            report = self.report
             done = f"{len(report.redriven)} letters were redriven and {len(report.parked)} parked before"
             if report.discarded:
                 done = f"{len(report.discarded)} letters were discarded before"
             raise LeaseLostError(f"{error}; {done}") from None
 
     async def _run(self) -> None:
-        operation, rule, report = self._operation, self._rule, self._report
+        operation, rule, report = self.operation, self._rule, self.report
         if operation.is_recorded and not rule.is_listed and not operation.request.undo:
             done = {*report.redriven, *report.parked, *report.discarded}
-            await require_sequences(self._scan, operation.request.selection, done)
-        selection = rule.selection
+            await require_sequences(self.scan, operation.request.selection, done)
         if report.protocol == Protocol.IN_PLACE:
-            selection = Selection(sequences=frozenset(await self._requeueing.requeue_all(Selection())))
+            unstored = await self._requeueing.requeue_all(Selection())
+            await self._redrive_pages(Selection(sequences=frozenset(unstored)))
+        else:
+            await self.redrive_selected()
+        await self._requeueing.requeue_rest()
+        await self.steps.remove_entries()
+        report.risks = tuple(dict.fromkeys((*report.risks, *self.scan.risks)))
+        await operation.report_now(rule.end_step)
+
+    async def redrive_selected(self) -> None:
+        """Redrive the letters that the rule hands out."""
+        await self._redrive_pages(self._rule.selection)
+
+    async def _redrive_pages(self, selection: Selection) -> None:
+        rule = self._rule
         overlaps = rule.at_once and not self._claims
-        pages = rule.pages(self._scan, selection)
-        async with aclosing(pages), self._steps.overlapping() if overlaps else nullcontext():
+        pages = rule.pages(self.scan, selection)
+        async with aclosing(pages), self.steps.overlapping() if overlaps else nullcontext():
             while self._is_open and (page := await anext(pages, None)):
-                await self._steps.clean_up(page.dismissed)
+                await self.steps.clean_up(page.dismissed)
                 left = list(page.letters)
                 # Where a letter of a wave fails, another one takes its place.
                 while self._is_open and (letters := rule.taken(left)):
                     await self._redrive(letters, page.at)
                     tried = {letter.sequence for letter in letters}
                     left = [letter for letter in left if letter.sequence not in tried]
-        await self._requeueing.requeue_rest()
-        await self._steps.remove_entries()
-        report.risks = tuple(dict.fromkeys((*report.risks, *self._scan.risks)))
-        await operation.report_now(rule.end_step)
 
     @property
     def _is_open(self) -> bool:
-        return not self._report.cancelled and self._rule.remaining != 0
+        return not self.report.cancelled and self._rule.remaining != 0
 
     async def _redrive(self, letters: Sequence[DeadLetter], proved_at: float) -> None:
-        waiting, limiter, stopped = list(letters), self._rule.rate_limiter, self._operation.stopped
+        waiting, limiter, stopped = list(letters), self._rule.rate_limiter, self.operation.stopped
         while waiting:
             if stopped():
-                self._report.cancelled = True
+                self.report.cancelled = True
                 return
             batch = waiting[: limiter.batch_size(PAGE)]
             del waiting[: len(batch)]
             await limiter.wait(len(batch))
             waited = await self._wait_until(max(letter.ready_at for letter in batch))
             if waited and stopped():
-                self._report.cancelled = True
+                self.report.cancelled = True
                 return
             # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
             if waited or time.monotonic() - proved_at > PROOF_SECONDS:
@@ -345,9 +388,9 @@ class _Step:
             if self._claims and batch:
                 batch, waiting[:0] = await self._claim(self._claims, batch)
             limiter.consume(len(batch))
-            await self._steps.redrive(batch)
+            await self.steps.redrive(batch)
             limiter.record_stored(len(batch))
-            await self._operation.report_if_due()
+            await self.operation.report_if_due()
 
     async def _claim(self, claims: Claims, letters: Sequence[DeadLetter]) -> tuple[list[DeadLetter], list[DeadLetter]]:
         """Return the letters that no handler can get, and those to be claimed once more after them."""
@@ -356,10 +399,10 @@ class _Step:
         ready, later = found.ready, found.busy
         if not ready and not found.gone:
             log.info("%d letters are left to the handlers that have their entries", len(later))
-            self._report.left_to_handlers.extend(letter.sequence for letter in later)
+            self.report.left_to_handlers.extend(letter.sequence for letter in later)
             later = []
         for letter in found.gone:
-            self._report.add_gone(letter.sequence)
+            self.report.add_gone(letter.sequence)
         if ready and time.monotonic() - began > PROOF_SECONDS:
             ready = await self._prove_again(ready, waited=True)
         return ready, later
@@ -367,28 +410,28 @@ class _Step:
     async def _prove_again(self, letters: Sequence[DeadLetter], *, waited: bool) -> list[DeadLetter]:
         ended: list[NotDead] = []
         dead: list[DeadLetter] = []
-        for job in await self._scan.classify_again(letters, refresh=waited):
+        for job in await self.scan.classify_again(letters, refresh=waited):
             if isinstance(job, DeadLetter) and self._is_selected(job):
                 dead.append(job)
             elif isinstance(job, DeadLetter) or job.status == Status.STALE:
-                self._report.add_failure(job.sequence, "its consumer or its stream was deleted or recreated meanwhile")
+                self.report.add_failure(job.sequence, "its consumer or its stream was deleted or recreated meanwhile")
             else:
                 ended.append(job)
         self._rule.dismiss(ended)
-        await self._steps.clean_up(ended)
+        await self.steps.clean_up(ended)
         return dead
 
     def _is_selected(self, letter: DeadLetter) -> bool:
         reason = letter.death.reason
-        return reason != Reason.UNDELIVERABLE or reason in (self._operation.request.selection.reasons or ())
+        return reason != Reason.UNDELIVERABLE or reason in (self.operation.request.selection.reasons or ())
 
     async def _wait_until(self, moment: datetime) -> bool:
         """Wait until no worker can have a letter's job, or the redrive is stopped; return whether it waited.
 
         :param moment: by the server's clock
         """
-        operation = self._operation
-        if moment <= self._scan.snapshot.taken_at:
+        operation = self.operation
+        if moment <= self.scan.snapshot.taken_at:
             return False
         clock = await ServerClock.read(operation.connection, operation.queue.name)
         if clock.seconds_until(moment) <= 0:

@@ -161,6 +161,18 @@ class RedriveReport(TaskReport):
             self.gone.append(sequence)
             self._highest_gone = max(self._highest_gone, sequence)
 
+    def add(self, other: RedriveReport) -> None:
+        """Add what another process did with other letters."""
+        for sequence, new_sequence in zip(other.redriven, other.redriven.new_sequences(), strict=True):
+            self.redriven.add(sequence, new_sequence)
+        for sequence in other.parked:
+            self.add_parked(sequence)
+        for sequence, why in other.failed.items():
+            self.add_failure(sequence, why)
+        for sequence in other.gone:
+            self.add_gone(sequence)
+        self.entries_left += other.entries_left
+
     @property
     def done(self) -> int:
         """How many letters were redriven, parked or discarded."""

@@ -361,7 +361,7 @@ class Steps:
             failed = await remove_originals(self._connection, self._queue.name, originals)
             for sequence, error in failed.items():
                 self._report.add_failure(sequence, f"it is {done[sequence].status.value}, but {error}")
-        await self._add_entries(entries)
+        await self.add_entries(entries)
 
     async def _finish_stored(self, stored: Sequence[Done]) -> set[int]:
         """Record letters that are stored, and remove their originals and their entries.
@@ -389,7 +389,7 @@ class Steps:
             else:
                 self._report.add_redriven(letter.sequence, record.new_sequence, record.new_stream)
                 entries += left if self._removes_entries else ()
-        await self._add_entries(entries)
+        await self.add_entries(entries)
         return {record.sequence for _, record in recorded}
 
     async def _renew_origins(self, done: Sequence[Done]) -> None:
@@ -446,7 +446,8 @@ class Steps:
             if (message := stored[letter.sequence]) and message.time != letter.time
         }
 
-    async def _add_entries(self, entries: Sequence[int]) -> None:
+    async def add_entries(self, entries: Sequence[int]) -> None:
+        """Add finished entries, which are removed once they are many."""
         self._entries += entries
         if len(self._entries) >= self._entries_at_once:
             await self.remove_entries()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress
+    from airflow_provider_jetstream.spark.bulk_redrive.step import Progress
     from airflow_provider_jetstream.spark.dead_letters.repairs import Repairing
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress, preview_letters, redrive_letters
+    from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
+    from airflow_provider_jetstream.spark.bulk_redrive.step import Progress
 
 __all__ = ["Progress", "preview_letters", "redrive_letters"]
 

@@ -6,14 +6,12 @@ protocols make that harmless, and what another attempt did counts as done by the
 
 from __future__ import annotations
 
-import json
+import pickle
 import time
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
@@ -41,7 +39,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, 
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.spark.connections import blocking_connection
-from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches, unpack_table
+from airflow_provider_jetstream.spark.dead_letters.scanned_jobs import unpack_part
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     BODY,
     HEADERS,
@@ -66,118 +64,37 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 
-OUTCOME_DDL: Final = "sequence bigint, outcome string, number bigint, detail string"
-_SCHEMA: Final = pa.schema(
-    [("sequence", pa.int64()), ("outcome", pa.string()), ("number", pa.int64()), ("detail", pa.string())]
-)
-
-REDRIVEN: Final = "redriven"
-PARKED: Final = "parked"
-FAILED: Final = "failed"
-GONE: Final = "gone"
-ENTRIES_LEFT: Final = "entries left"
+# One value a row: a packed :class:`Outcome`.
+OUTCOME_DDL: Final = "outcome binary"
+_OUTCOME: Final = pa.schema([("outcome", pa.binary())])
+# Marks in the record of a run that its tasks are to stop.
 CANCELLED: Final = "cancelled"
-# Only another scan of the whole queue can prove what is dead.
-NEEDS_RESCAN: Final = "needs rescan"
-PREVIEW: Final = "preview"
-
-_MOST_FAILURES = 100
-_SAMPLE = 5
 
 
-class Outcomes:
-    """A task's outcomes of some letters."""
+@dataclass(slots=True)
+class Outcome:
+    """What a task did with some letters, or would do.
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, str, int | None, str | None]] = []
+    :param report: what became of them
+    :param cancelled: letters that weren't tried, since the run was stopped before
+    :param to_rescan: letters of which only another scan of the whole queue can prove that they are dead
+    :param preview: of all letters of the task
+    """
 
-    def add_failure(self, sequence: int, reason: str) -> None:
-        """Add a letter that stays a dead letter."""
-        self._rows.append((sequence, FAILED, None, reason))
-
-    def add_unprocessed(self, sequences: Iterable[int], *, cancelled: bool) -> None:
-        """Add letters that weren't processed: the run was cancelled, or the queue needs another scan."""
-        self._rows += ((sequence, CANCELLED if cancelled else NEEDS_RESCAN, None, None) for sequence in sequences)
-
-    def add_report(self, report: RedriveReport) -> None:
-        """Add the letters of a report."""
-        # By position: looking each one up would be a search.
-        redriven = zip(report.redriven, report.redriven.new_sequences(), strict=True)
-        self._rows += ((sequence, REDRIVEN, new, None) for sequence, new in redriven)
-        self._rows += ((sequence, PARKED, None, None) for sequence in report.parked)
-        self._rows += ((sequence, FAILED, None, reason) for sequence, reason in report.failed.items())
-        self._rows += ((sequence, GONE, None, None) for sequence in report.gone)
-        if report.entries_left:
-            self._rows.append((0, ENTRIES_LEFT, report.entries_left, None))
-
-    def add_preview(self, preview: Preview) -> None:
-        """Add the preview of all letters of a task."""
-        content: dict[str, Any] = {"groups": preview.groups.as_json()}
-        content |= {"redriven": preview.redriven, "parked": preview.parked, "failures": preview.failures}
-        content |= {"failed": list(preview.failed.items()), "sample": preview.sample}
-        content |= {"changed": preview.changed, "causes": preview.causes}
-        self._rows.append((0, PREVIEW, None, json.dumps(content)))
+    report: RedriveReport = field(default_factory=RedriveReport)
+    cancelled: list[int] = field(default_factory=list)
+    to_rescan: list[int] = field(default_factory=list)
+    preview: Preview | None = None
 
     def batch(self) -> pa.RecordBatch:
-        """Return a row per outcome."""
-        columns = list(zip(*self._rows, strict=True)) or [()] * len(_SCHEMA)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+        """Return it as a row, for :func:`read_outcomes`."""
+        return pa.RecordBatch.from_arrays([pa.array([pickle.dumps(self)], pa.binary())], schema=_OUTCOME)
 
 
-def sequences_with(rows: pa.Table, outcome: str) -> list[int]:
-    """Return the letters that have an outcome."""
-    found: list[int] = rows.filter(pc.equal(rows.column("outcome"), outcome)).column("sequence").to_pylist()
-    return found
-
-
-def add_outcomes(report: RedriveReport, rows: pa.Table) -> frozenset[int]:
-    """Add the outcomes of all tasks to a report, and return the letters that need another scan of the queue."""
-    to_rescan: set[int] = set()
-    # A report adds letters in order without a search.
-    for sequence, outcome, number, detail in zip(*_columns(rows.sort_by("sequence")), strict=True):
-        if outcome == REDRIVEN:
-            report.redriven.add(sequence, number)
-        elif outcome == PARKED:
-            report.add_parked(sequence)
-        elif outcome == FAILED:
-            report.add_failure(sequence, detail)
-        elif outcome == GONE:
-            report.add_gone(sequence)
-        elif outcome == ENTRIES_LEFT:
-            report.entries_left += number
-        elif outcome == NEEDS_RESCAN:
-            to_rescan.add(sequence)
-        elif outcome == CANCELLED:
-            report.cancelled = True
-    return frozenset(to_rescan)
-
-
-def add_previews(preview: Preview, rows: pa.Table) -> bool:
-    """Add the previews of all tasks to one, and return whether they cover all letters."""
-    complete = True
-    for sequence, outcome, _, detail in zip(*_columns(rows.sort_by("sequence")), strict=True):
-        if outcome == FAILED:
-            preview.add_failure(sequence, detail)
-        elif outcome == NEEDS_RESCAN:
-            complete = False
-        elif outcome == PREVIEW:
-            content = json.loads(detail)
-            preview.redriven += content["redriven"]
-            preview.parked += content["parked"]
-            preview.failures += content["failures"]
-            preview.changed += content["changed"]
-            for cause, count in content["causes"].items():
-                preview.causes[cause] = preview.causes.get(cause, 0) + count
-            preview.failed = dict([*preview.failed.items(), *content["failed"]][:_MOST_FAILURES])
-            sample = sorted([*preview.sample, *content["sample"]], key=lambda letter: letter["sequence"])
-            preview.sample = sample[:_SAMPLE]
-            preview.groups.merge_json(content["groups"])
-    return complete
-
-
-def _columns(rows: pa.Table) -> list[list[Any]]:
-    return [rows.column(field.name).to_pylist() for field in _SCHEMA]
+def read_outcomes(rows: pa.Table) -> list[Outcome]:
+    """Return what all tasks did, in the order of the letters."""
+    # Tasks run the driver's own code.
+    return [pickle.loads(value) for value in rows.column("outcome").to_pylist()]  # noqa: S301
 
 
 # The column of a task's first row, with the packed entries of the task's letters.
@@ -202,7 +119,7 @@ def read_windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[tuple
     for batch in batches:
         packed = batch.column(PACKED_ENTRIES)
         if packed.null_count < len(packed):
-            entries, _ = index_from_batches(chain.from_iterable(map(unpack_table, packed.drop_null())))
+            entries, _ = unpack_part(packed.drop_null()[0].as_py())
         rows = batch.filter(packed.is_null()).drop_columns([PACKED_ENTRIES])
         for start in range(0, rows.num_rows, size):
             yield [RequestedLetter.from_row(row) for row in rows.slice(start, size).to_pylist()], entries
@@ -398,8 +315,9 @@ class RedriveTask:
         with blocking_connection(self.options) as connection:
             run = _TaskRun(self, connection)
             for window in read_windows(batches, self._window()):
-                yield run.redrive_window(*window)
-            yield run.finish()
+                yield run.redrive_window(*window).batch()
+            if self.dry_run:
+                yield Outcome(preview=run.preview).batch()
 
     def _window(self) -> int:
         """Return how many letters are held at once: fewer where jobs are large."""
@@ -416,7 +334,7 @@ class _TaskRun:
         self._snapshot = task.context.snapshot
         self._refreshed_at = time.monotonic()
         self._rate_limiter = RateLimiter(task.rate)
-        self._preview = Preview(task.protocol, "")
+        self.preview = Preview(task.protocol, "")
         self._cancelled = False
         # Whether only another scan of the whole queue can prove what is dead.
         self._needs_rescan = _has_restarted(task.server_info, connection.socket.server_info)
@@ -453,18 +371,18 @@ class _TaskRun:
             acknowledged=self._task.acknowledged,
         )
 
-    def redrive_window(self, window: list[RequestedLetter], entries: EntryIndex) -> pa.RecordBatch:
+    def redrive_window(self, window: list[RequestedLetter], entries: EntryIndex) -> Outcome:
         """Redrive a window of letters, as many at a time as the rate allows."""
-        outcomes, self._entries = Outcomes(), entries
+        outcome, self._entries = Outcome(), entries
         # The last row of a letter counts.
         by_sequence = {row.sequence: row for row in window}
         remaining: list[RequestedLetter] = []
         for row in window:
             if by_sequence[row.sequence] is not row:
-                outcomes.add_failure(row.sequence, _REPEATED)
+                outcome.report.add_failure(row.sequence, _REPEATED)
             elif row.created not in (None, self._snapshot.created):
                 # Its sequence is another job's.
-                outcomes.add_failure(row.sequence, _OTHER_STREAM.format(self._snapshot.created, row.created))
+                outcome.report.add_failure(row.sequence, _OTHER_STREAM.format(self._snapshot.created, row.created))
             else:
                 remaining.append(row)
         while remaining:
@@ -474,18 +392,14 @@ class _TaskRun:
                 time.sleep(delay)
             self._connection.run(self._refresh())
             if self._cancelled or self._needs_rescan:
-                sequences = (row.sequence for row in (*batch, *remaining))
-                outcomes.add_unprocessed(sequences, cancelled=self._cancelled)
+                self._leave([*batch, *remaining], outcome)
                 break
-            self._redrive_batch(batch, outcomes)
-        return outcomes.batch()
+            self._redrive_batch(batch, outcome)
+        return outcome
 
-    def finish(self) -> pa.RecordBatch:
-        """Return the outcomes that are known only at the end."""
-        outcomes = Outcomes()
-        if self._task.dry_run:
-            outcomes.add_preview(self._preview)
-        return outcomes.batch()
+    def _leave(self, rows: Sequence[RequestedLetter], outcome: Outcome) -> None:
+        left = outcome.cancelled if self._cancelled else outcome.to_rescan
+        left += (row.sequence for row in rows)
 
     async def _refresh(self) -> None:
         """Read whether the run is cancelled, and the queue's snapshot where that is too old."""
@@ -508,17 +422,17 @@ class _TaskRun:
             self._snapshot = snapshot
             self._reader.update(snapshot=snapshot)
 
-    def _redrive_batch(self, batch: list[RequestedLetter], outcomes: Outcomes) -> None:
+    def _redrive_batch(self, batch: list[RequestedLetter], outcome: Outcome) -> None:
         results = self._connection.run(self._classify(batch))
         ready_at = max((result.ready_at for result in results if isinstance(result, DeadLetter)), default=None)
         if not self._task.dry_run and ready_at and self._wait_until(ready_at):
             self._connection.run(self._refresh_snapshot())
             if self._cancelled or self._needs_rescan:
-                outcomes.add_unprocessed((row.sequence for row in batch), cancelled=self._cancelled)
+                self._leave(batch, outcome)
                 return
             results = self._connection.run(self._classify(batch))
         letters = [
-            result for result in results if isinstance(result, DeadLetter) and self._is_selected(result, outcomes)
+            result for result in results if isinstance(result, DeadLetter) and self._is_selected(result, outcome)
         ]
         dismissed = [result for result in results if isinstance(result, NotDead)]
         rows = {row.sequence: row for row in batch}
@@ -527,21 +441,19 @@ class _TaskRun:
             limit = CopyLimit.of(self._connection, self._snapshot.config)
             target = RedriveTarget(self._queue, self._snapshot)
             for letter in letters:
-                self._connection.run(preview_letter(self._preview, request, letter, target, BY_CAUSE, limit))
+                self._connection.run(preview_letter(self.preview, request, letter, target, BY_CAUSE, limit))
             return
         if self._intents is None:
             raise no_audit(self._queue.name)
         self._rate_limiter.consume(len(letters))
-        report = RedriveReport()
         # The driver removes all entries at the end.
         steps = Steps(
-            *(self._connection, self._queue, self._snapshot, request, self._intents, report),
+            *(self._connection, self._queue, self._snapshot, request, self._intents, outcome.report),
             removes_entries=False,
         )
         steps.records.wave = self._task.wave
-        self._connection.run(self._run_steps(steps, report, letters, dismissed))
+        self._connection.run(self._run_steps(steps, outcome.report, letters, dismissed))
         self._rate_limiter.record_stored(len(letters))
-        outcomes.add_report(report)
         if self._connection.broken:
             # Spark retries the task, which finds out how far each letter came.
             raise self._connection.broken
@@ -565,12 +477,12 @@ class _TaskRun:
     async def _classify(self, batch: list[RequestedLetter]) -> list[DeadLetter | NotDead]:
         return await self._reader.classify([(row.sequence, self._entries.entries_of(row.sequence)) for row in batch])
 
-    def _is_selected(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
+    def _is_selected(self, letter: DeadLetter, outcome: Outcome) -> bool:
         selection = self._task.request.selection
         if selection.matches(letter, self._snapshot.taken_at):
             return True
         parked = letter.parked is not None and not selection.parked
-        outcomes.add_failure(letter.sequence, _PARKED if parked else _EXCLUDED)
+        outcome.report.add_failure(letter.sequence, _PARKED if parked else _EXCLUDED)
         return False
 
     async def _run_steps(

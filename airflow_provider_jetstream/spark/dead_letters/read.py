@@ -18,11 +18,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection, run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.entry_table import (
-    index_from_batches,
+from airflow_provider_jetstream.spark.dead_letters.scanned_jobs import (
+    ScannedJobs,
     load_queue,
     partition_jobs,
-    scanned_jobs,
     task_count,
     unpack_jobs,
 )
@@ -34,6 +33,7 @@ from airflow_provider_jetstream.spark.dead_letters.schema import (
 )
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import AsyncGenerator, Iterator, Mapping
     from pathlib import Path
 
@@ -76,14 +76,14 @@ class ClassifyTask:
     selection: Selection
     lost: bool
 
-    def classify(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def classify(self, index: EntryIndex, orphans: array[int]) -> Iterator[pa.RecordBatch]:
         """Classify jobs.
 
-        :param batches: the jobs' entries, in order
+        :param index: the jobs' entries
+        :param orphans: jobs without entries
         :return: the dead letters, in order
         :raises TransientError: the server was away for too long
         """
-        index, orphans = index_from_batches(batches)
         reconciliation = Reconciliation(orphans, inconsistent_consumers=set(self.inconsistent_consumers))
         letters: list[DeadLetter] = []
         lost: list[Death] = []
@@ -182,21 +182,22 @@ def read_letters(
     task = ClassifyTask(options, scan.context, frozenset(scan.reconciliation.inconsistent_consumers), selection, lost)
 
     def classify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task.classify(unpack_jobs(batches))
+        for index, orphans in unpack_jobs(batches):
+            yield from task.classify(index, orphans)
 
-    partitions = partition_jobs(session, jobs, tasks or task_count(session, jobs.num_rows))
+    partitions = partition_jobs(session, jobs, tasks or task_count(session, len(jobs)))
     return partitions.mapInArrow(classify, LETTER_DDL)
 
 
-async def _scan(connection: BlockingConnection, queue: Any, selection: Selection) -> tuple[pa.Table, Scan]:
+async def _scan(connection: BlockingConnection, queue: Any, selection: Selection) -> tuple[ScannedJobs, Scan]:
     declared = await load_queue(connection, queue)
     await connection.discover_capabilities(stream.name for stream in (declared, *declared.companions()))
     scan = await Scan.begin(connection, declared, unaccounted=selection.unaccounted)
-    return await scanned_jobs(scan, selection), scan
+    return await ScannedJobs.of_scan(scan, selection), scan
 
 
-def _log_scan(jobs: pa.Table, scan: Scan) -> None:
-    log.info("Entries about %d jobs in %s to classify", jobs.num_rows, scan.dead_letter_queue)
+def _log_scan(jobs: ScannedJobs, scan: Scan) -> None:
+    log.info("Entries about %d jobs in %s to classify", len(jobs), scan.dead_letter_queue)
     if scan.uncertain:
         log.warning("%d more jobs may be dead: they can't be identified yet", scan.uncertain)
     if scan.undeliverable:

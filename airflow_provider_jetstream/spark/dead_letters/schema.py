@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import (
-    BodySource,
-    DeadLetter,
-)
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
 from airflow_provider_jetstream.spark.source.bulk_parser import HEADERS as HEADERS_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import (
+        DeadLetter,
+    )
+    from airflow_provider_jetstream.jetstream.origin import Origin
 
 
 SEQUENCE: Final = "sequence"
@@ -145,39 +144,6 @@ def letter_batch(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> p
     columns = zip(*rows, strict=True) if rows else ([] for _ in LETTER_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, LETTER_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=LETTER_SCHEMA)
-
-
-def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
-    """Convert a row, whose times are aware, to a letter; bytes that aren't UTF-8 were lost in the row."""
-    death = Death(
-        stream=row["stream"],
-        created=row["stream_created"],
-        sequence=row["sequence"],
-        consumer=row["consumer"],
-        reason=Reason(row["reason"]),
-        died_at=row["died_at"],
-        first_failed_at=row["first_failed_at"],
-        deliveries=row["deliveries"],
-        explanation=row["explanation"],
-        error_class=row["error_class"],
-        error_message=row["error_message"],
-        traceback_digest=row["traceback_digest"],
-        error_place=row["error_place"],
-    )
-    return DeadLetter(
-        death=death,
-        subject=row["subject"],
-        body=bytes(row["body"]),
-        headers=tuple((pair["key"], pair["value"]) for pair in row["headers"]),
-        time=row["time"],
-        source=BodySource(row["body_source"]),
-        entries=tuple(row["entries"]),
-        preserved=row["kept"],
-        ready_at=row["ready_at"],
-        copy_sequence=row["copied_as"],
-        parked=row["parked"],
-        origin=None if row[DAG_ID] is None else Origin(row[DAG_ID], row[RUN_ID], row[TASK_ID], row[MAP_INDEX]),
-    )
 
 
 def as_valid_text(text: str) -> str:
