@@ -1,11 +1,14 @@
-"""Tasks of a bulk redrive that fail once; a module, so that executors find it."""
+"""Tasks of a bulk redrive that fail, or find a changed server; a module, so that executors find it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
@@ -64,3 +67,19 @@ class KilledTask(RedriveTask):
 
             AuditLog.write = write_or_die  # type: ignore[method-assign]
         yield from super().run(iter(batches_with_rows))
+
+
+class RescannedTask(RedriveTask):
+    """Finds that the server has restarted since the scan: every task does so, each time, where no reason is given.
+
+    Otherwise only the task of the first letters does, at its first attempt; the reason names the file that marks it.
+    """
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Redrive the letters, or leave them to another scan."""
+        context, marker = TaskContext.get(), self.request.why
+        assert context is not None
+        if marker is None or (not context.partitionId() and _first_time(marker)):
+            restarted = replace(self, server_info={**self.server_info, "server_id": "before"})
+            return RedriveTask.run(restarted, batches)
+        return super().run(batches)

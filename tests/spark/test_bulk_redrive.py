@@ -208,7 +208,12 @@ def test_the_letters_of_a_full_queue_are_requeued_in_place(
             spark, sequences(spark, 2, 30), queue, RedriveRequest(protocol=Protocol.IN_PLACE), connection_options
         )
     frame = sequences(spark, 1, 30).withColumn("repaired", f.expr("false"))
-    report = redrive_letters(spark, frame, queue, None, connection_options)
+    progress: list[tuple[int, int]] = []
+    report = redrive_letters(
+        *(spark, frame, queue, None, connection_options),
+        progress=lambda said: progress.append((said.done, said.letters)),
+    )
+    assert progress[-1] == (30, 30)
     assert (report.protocol, dict(report.redriven)) == (
         Protocol.IN_PLACE,
         {sequence: sequence for sequence in range(1, 31)},

@@ -17,8 +17,7 @@ from failing_tasks import FailingTask, KilledTask
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.step import BulkFrame
-from airflow_provider_jetstream.spark.bulk_redrive.task import Outcome, read_outcomes
+from airflow_provider_jetstream.spark.bulk_redrive.task import read_outcomes
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed import seams
 from testbed.queues import process_all
@@ -40,16 +39,6 @@ def add_all(report: RedriveReport, rows: pa.Table) -> None:
     for outcome in read_outcomes(rows):
         assert (outcome.cancelled, outcome.to_rescan) == ([], [])
         report.add(outcome.report)
-
-
-def test_after_a_pause_all_letters_are_taken_that_were_not_tried(spark: SparkSession) -> None:
-    rows = spark.range(1, 10).withColumnRenamed("id", "sequence")
-    frame = BulkFrame(spark, {}, rows, ("sequence",), None, lambda _: None)
-    report = RedriveReport()
-    report.add_redriven(1, 10, None)
-    # A task was stopped, and another one found that the queue has to be scanned again.
-    frame.take_outcomes([Outcome(report, cancelled=[3, 4]), Outcome(to_rescan=[7])])
-    assert sorted(row.sequence for row in frame.letters.collect()) == [3, 4, 7]
 
 
 @pytest.mark.parametrize("task", [FailingTask, KilledTask])

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from bulk_letters import letter_records, make_letters, waiting_jobs
+from failing_tasks import RescannedTask
 
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
@@ -22,11 +24,13 @@ from airflow_provider_jetstream.jetstream import (
     resume_redrive,
 )
 from airflow_provider_jetstream.spark import redrive_letters
+from testbed import seams
 from testbed.queues import eventually, make_queue
 from testbed.shop import shop_with_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -144,6 +148,52 @@ def test_a_bulk_redrive_is_listed_paused_and_resumed(
     assert (finished.id, finished.state, finished.redriven, finished.report["redriven"]) == (
         *(begun.id, "finished", COUNT, COUNT),
     )
+
+
+@pytest.mark.slow
+def test_a_pause_leaves_out_no_letters_that_need_another_scan(
+    spark: SparkSession,
+    connection_options: dict[str, str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+    monkeypatch.setattr(seams.STEP_REDRIVE_TASK, RescannedTask)
+    marker = tmp_path / "rescanned"
+    # Two tasks: one leaves its letters to another scan, and the other one is cut short by the pause.
+    request = RedriveRequest(rate=100, run="paused", why=str(marker))
+
+    async def steer(connection: NatsPyConnection) -> Redrive:
+        begun = await reached(connection, queue, "running")
+        await eventually(lambda: some_are_done(connection), WITHIN)
+        await pause_redrive(connection, queue, begun.id, who="Ann Lee")
+        paused = await reached(connection, queue, "paused")
+        await resume_redrive(connection, queue, begun.id, who="Ann Lee")
+        return paused
+
+    async def some_are_done(connection: NatsPyConnection) -> bool:
+        stored = (await connection.client.jetstream().stream_info(name)).state.last_seq
+        return marker.exists() and stored > COUNT
+
+    redrive = partial(redrive_letters, spark, rows(spark, COUNT), queue, request, connection_options)
+    report, paused = steering(connection_options, redrive, steer)
+    assert 0 < paused.redriven < COUNT // 2
+    assert (report.state, len(report.redriven), report.failures) == ("finished", COUNT, 0)
+    assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waves", [None, [5, "rest"]])
+def test_letters_that_every_scan_leaves_to_another_one_fail(
+    spark: SparkSession, connection_options: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch, waves: Any
+) -> None:
+    queue = make_letters(connection_options, name, 10)
+    monkeypatch.setattr(seams.STEP_REDRIVE_TASK, RescannedTask)
+    report = redrive_letters(spark, rows(spark, 10), queue, RedriveRequest(waves=waves), connection_options)
+    assert (report.state, dict(report.redriven), sorted(report.failed)) == ("failed", {}, list(range(1, 11)))
+    assert set(report.failed.values()) == {"the queue, a consumer or the server changed at every scan; run it again"}
+    assert letters_of(connection_options, queue) == list(range(1, 11))
 
 
 def test_a_bulk_redrive_in_waves_stops_at_its_gate_and_goes_on(

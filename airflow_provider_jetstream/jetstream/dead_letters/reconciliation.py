@@ -128,15 +128,15 @@ class Reconciliation:
         busy = {name for name in self.inconsistent_consumers if snapshot.consumers[name].in_flight}
         for name, sequences in orphans.items():
             unproved, why = _unproved(snapshot, name, busy - {name})
-            doubtful = [sequence for sequence in sequences if unproved is None or sequence <= unproved]
-            certain += sequences[len(doubtful) :]
-            disputed += doubtful
-            if doubtful:
+            uncertain = [sequence for sequence in sequences if unproved is None or sequence <= unproved]
+            certain += sequences[len(uncertain) :]
+            disputed += uncertain
+            if uncertain:
                 text = (
-                    f"{len(doubtful)} jobs without an entry are dead by the numbers of consumer {name} of"
+                    f"{len(uncertain)} jobs without an entry are dead by the numbers of consumer {name} of"
                     f" {snapshot.queue}, and {why}: something else than provisioning has changed consumers, so these"
                     " jobs may never have been delivered, or a worker of another consumer may have them; they count as"
-                    f" uncertain: once no worker has them, redrive them by their sequences ({_shown(doubtful)})"
+                    f" uncertain: once no worker has them, redrive them by their sequences ({_shown(uncertain)})"
                 )
                 self.findings.append(Restriction("changed-consumer", text))
         self.orphans, self.disputed = array("Q", sorted(certain)), array("Q", sorted(disputed))

@@ -169,6 +169,7 @@ class RedriveReport(TaskReport):
             self.add_parked(sequence)
         for sequence, why in other.failed.items():
             self.add_failure(sequence, why)
+        self.failures += other.failures - len(other.failed)
         for sequence in other.gone:
             self.add_gone(sequence)
         self.entries_left += other.entries_left

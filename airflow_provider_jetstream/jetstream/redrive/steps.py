@@ -454,7 +454,8 @@ class Steps:
 
     async def remove_entries(self) -> None:
         """Remove finished entries that are still stored."""
-        entries, self._entries = self._entries, []
+        # Those of a letter that an earlier redrive stored may have been added twice.
+        entries, self._entries = list(dict.fromkeys(self._entries)), []
         finished = await self._unchanged(entries) if self._unchanged else entries
         config = self._dead_letter_queue["config"]
         left = await remove_entries(self._connection, self._queue, finished, config)

@@ -128,8 +128,13 @@ class BulkRedrive:
                 raise
 
     async def _redrive(self, connection: Connection, queue: WorkQueue) -> RedriveReport:
+        def report_progress(report: RedriveReport) -> None:
+            # What tasks do is counted in the audit meanwhile.
+            if report.protocol == Protocol.IN_PLACE:
+                self._frame.report_progress(len(report.redriven), report.waiting)
+
         arguments = (connection, queue, self._request, RedriveReport())
-        operation = Operation(*arguments, stopped=self._is_stopped, engine="spark")
+        operation = Operation(*arguments, progress=report_progress, stopped=self._is_stopped, engine="spark")
         rule = rule_of(operation)
 
         async def step() -> None:

@@ -174,7 +174,7 @@ async def run_watched(
                 await tick()
     except BaseException:
         stop()
-        # The tasks end before the lease is released.
+        # The job ends before the lease is released; what one of its tasks records after that is refused.
         await asyncio.wait({job})
         raise
     try:
@@ -198,6 +198,7 @@ class BulkFrame:
     :param tasks: the most tasks, where the user limits them
     :param progress: called every five seconds
     :param began: when the redrive began, in seconds of the monotonic clock
+    :param known: about how many letters the queue has
     :param rows: with waves: the sequences of all rows, once they have been read
     :param tried: the letters that tasks have tried, whatever became of them
     :param entries: the entries whose removal was tried
@@ -210,9 +211,14 @@ class BulkFrame:
     tasks: int | None
     progress: Callable[[Progress], None]
     began: float = field(default_factory=time.monotonic)
+    known: int = 0
     rows: SequenceRanges | None = None
     tried: SequenceRanges = field(default_factory=SequenceRanges)
     entries: SequenceRanges = field(default_factory=SequenceRanges)
+
+    def report_progress(self, done: int, waiting: str) -> None:
+        """Tell the caller how many letters are done, and what is waited for."""
+        self.progress(Progress(min(done, self.known), self.known, time.monotonic() - self.began, waiting))
 
     def rows_of(self, sequences: Collection[int]) -> DataFrame:
         """Return the frame's rows of some letters."""
@@ -397,6 +403,7 @@ class BulkStep(RedriveStep):
         require_no_handler(self.scan)
         choice = await self._frame.choose(request, self.scan, self.operation.connection.api_level)
         self._jobs = await scanned_jobs(self.scan, request, is_copied=choice.protocol != Protocol.IN_PLACE)
+        self._frame.known = len(self._jobs)
         return choice
 
     async def begin(self, lease: Lease) -> None:
@@ -452,6 +459,8 @@ class BulkStep(RedriveStep):
         for sequence in to_rescan:
             why = "the queue, a consumer or the server changed at every scan; run it again"
             self.report.add_failure(sequence, why)
+        # A wave takes others in their place.
+        self._frame.tried |= SequenceRanges.of(sorted(to_rescan))
 
     async def _scan_again(self) -> ScannedJobs:
         operation, audit = self.operation, self.scan.audit
@@ -465,6 +474,7 @@ class BulkStep(RedriveStep):
         require_no_handler(self.scan)
         self.describe()
         self._jobs = await scanned_jobs(self.scan, operation.request, is_copied=True)
+        self._frame.known = len(self._jobs)
         return self._jobs
 
     async def _run_job(self, letters: DataFrame, jobs: ScannedJobs) -> frozenset[int]:
@@ -535,8 +545,7 @@ class BulkStep(RedriveStep):
             await operation.save(RedriveState.RUNNING)
         except (ApiError, LeaseLostError, TransientError) as error:
             log.warning("The progress of the redrive couldn't be recorded: %s", error)
-        letters, seconds = len(self._jobs), now - self._frame.began
-        self._frame.progress(Progress(min(redriven + parked, letters), letters, seconds, self._waiting))
+        self._frame.report_progress(redriven + parked, self._waiting)
 
     async def _add_finished_entries(self) -> None:
         """Have the entries of redriven letters removed, of which tasks remove none."""
