@@ -460,7 +460,7 @@ async def test_records_of_an_audit_from_before_are_read(connection: NatsPyConnec
         ({"discard": True, "patch": [{"op": "remove", "path": "/a"}]}, "patch"),
         ({"discard": True, "protocol": "in_place"}, "protocol"),
         ({"discard": True, "undo": "x"}, "discard"),
-        ({"discard": "yes"}, "True or False as discard"),
+        ({"discard": "yes"}, 'True, False or "by_policy" as discard'),
         ({"without_copy": True}, "expected discard beside without_copy"),
         ({"undo": "x", "selection": Selection(consumer="a")}, "nothing but sequences"),
     ],
