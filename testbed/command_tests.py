@@ -40,6 +40,7 @@ TESTS: Final[dict[str, dict[str, str]]] = {
     "docs/redrive.md": {
         "": "tests/server/test_retention.py::test_the_commands_of_the_page_apply_the_policy_of_its_declaration"
     },
+    "docs/attempts.md": {"": f"{_READERS}::test_a_job_that_waits_is_retried_and_another_given_up"},
     "docs/backup.md": {"": f"{_REQUESTS}::test_a_queue_is_backed_up_and_restored_stream_by_stream"},
     "docs/command-line.md": {
         "pip install": _NOT_RUN,

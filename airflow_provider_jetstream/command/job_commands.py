@@ -1,4 +1,4 @@
-"""The sub-commands ``jobs`` and ``schedules``: find and cancel jobs; move scheduled jobs that are due."""
+"""The sub-commands ``jobs`` and ``schedules``: find, cancel, retry or give up jobs; move those that are due."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def add_job_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-commands."""
-    group = commands.add_parser("jobs", help="find stored jobs, or cancel jobs")
+    group = commands.add_parser("jobs", help="find stored jobs; cancel, retry or give up jobs")
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     common = [connection_options(), output_options()]
     find = actions.add_parser(
@@ -66,6 +66,20 @@ def add_job_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     add_queue_argument(cancel)
     cancel.add_argument("job_ids", nargs="+", type=_job_id, metavar="ID", help="ids of jobs")
     cancel.add_argument("--why", metavar="TEXT", help="a reason, for people")
+    for action, what in (
+        ("retry", "have a job delivered at once that waits for its next delivery"),
+        ("give-up", "make a dead letter of a job that waits for its next delivery"),
+    ):
+        parser = actions.add_parser(
+            action,
+            parents=common,
+            help=f"{what}; refused unless its worker stored that it waits",
+            description="The queue stores attempts. A job that may be running is left alone: the command says why.",
+        )
+        parser.set_defaults(run=_ask)
+        add_queue_argument(parser)
+        parser.add_argument("sequence", type=positive_int, metavar="SEQUENCE", help="the job's stream sequence")
+        parser.add_argument("--why", metavar="TEXT", help="a reason, for people")
 
 
 async def _find(options: argparse.Namespace, out: Output) -> ExitCode:
@@ -138,6 +152,21 @@ async def _cancel(options: argparse.Namespace, out: Output) -> ExitCode:
         for report in reports:
             schedules = f", and {report.schedules} schedules" if report.schedules else ""
             out.text(f"cancelled: the jobs of id {report.cancellation.job_id} that are stored now{schedules}")
+    return ExitCode.DONE
+
+
+async def _ask(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.retries import give_up_job, retry_job
+
+    ask = retry_job if options.action == "retry" else give_up_job
+    async with opened(options, out) as connection:
+        queue = await read_queue(connection, options.queue)
+        report = await ask(connection, queue, options.sequence, options.why, requester_name())
+    if out.as_json:
+        out.document(report.as_json())
+    else:
+        done = "is delivered now" if report.asked == "retry" else "is a dead letter now"
+        out.text(f"job {report.sequence}, which failed at attempt {report.attempt}, {done}")
     return ExitCode.DONE
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         JetStreamProviderError,
         JobError,
         JobNotSerializableError,
+        JobNotWaitingError,
         JobReportsGoneError,
         JobsCancelledError,
         JobsDeadError,
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.repair import Repair
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest, StopWhen
+    from airflow_provider_jetstream.jetstream.retries import RetryReport, give_up_job, retry_job
     from airflow_provider_jetstream.jetstream.roles.permissions import combined_policy, permissions
     from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
@@ -152,6 +154,7 @@ __all__ = [
     "JobAccount",
     "JobError",
     "JobNotSerializableError",
+    "JobNotWaitingError",
     "JobReport",
     "JobReportsGoneError",
     "JobTooLargeError",
@@ -194,6 +197,7 @@ __all__ = [
     "RedriveState",
     "Repair",
     "Retention",
+    "RetryReport",
     "Schedules",
     "Selection",
     "SelectionError",
@@ -224,6 +228,7 @@ __all__ = [
     "discover_queue",
     "find_dead_letters",
     "get_message",
+    "give_up_job",
     "inspect_queue",
     "list_redrives",
     "move_due_jobs",
@@ -239,6 +244,7 @@ __all__ = [
     "read_redrive",
     "redrive_dead_letters",
     "resume_redrive",
+    "retry_job",
     "running_warnings",
     "shared_connection",
     "take_cursor",

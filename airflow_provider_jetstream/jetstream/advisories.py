@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.limits import EVENT_ID, INTEGER, NAME, SEQUENCE, SHOWN_VALUE
 from airflow_provider_jetstream.jetstream.line_text import one_line
@@ -107,7 +107,7 @@ class Cancelled(_Advisory):
 
 
 class ReportedAttempt(_Advisory):
-    """What a worker says of one attempt at a job: how far it is, or how it failed. Nothing is decided by it.
+    """What a worker says of one attempt at a job: how far it is, or how it failed.
 
     :param deliveries: which delivery of the job it is
     :param job_id: the job's own id
@@ -119,6 +119,13 @@ class ReportedAttempt(_Advisory):
     :param error_class: the class of the error
     :param error_message: the error's text
     :param error_place: where the handler failed, as ``module:function:line``
+    :param waits_until: before this time of the server's clock the job certainly isn't delivered again
+    :param requested_at: a time of the server's clock before this delivery
+    :param ack_wait: the seconds that the worker had for this delivery
+    :param asked: what a person has asked for since
+    :param asked_by: the person or program that asked
+    :param asked_at: when
+    :param why: the reason, for people
     """
 
     type: Literal["io.airflow.jetstream.v1.attempt"] = "io.airflow.jetstream.v1.attempt"
@@ -133,6 +140,13 @@ class ReportedAttempt(_Advisory):
     error_class: ShortLine | None = None
     error_message: Line | None = None
     error_place: ShortLine | None = None
+    waits_until: AwareDatetime | None = None
+    requested_at: AwareDatetime | None = None
+    ack_wait: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    asked: Literal["retry", "give_up"] | None = None
+    asked_by: Line | None = None
+    asked_at: AwareDatetime | None = None
+    why: Line | None = None
 
 
 class CancellationRequest(BaseModel):

@@ -1,7 +1,8 @@
 """Reads what workers say of attempts at jobs: how far each is, and how it failed.
 
-It is for people: nothing is decided by it. A worker that died says nothing, so an attempt without a report that another
-one follows is shown as unanswered. What is older than the stored job is about an earlier stream of the queue's name.
+It is for people; :mod:`.retries` decides by the same messages whether a job waits. A worker that died says nothing, so
+an attempt without a report that another one follows is shown as unanswered. What is older than the stored job is about
+an earlier stream of the queue's name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.advisories import ReportedAttempt
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -35,6 +37,8 @@ _MOST: Final = 100
 _MINUTE: Final = 60
 _DEFAULT_ACK_WAIT: Final = 30 * NANOSECONDS
 _DIGITS: Final = 10
+# What somebody may ask for a job that waits.
+ASKED_WORDS: Final = {"retry": "retried", "give_up": "given up"}
 _REPLACED: Final = "what its worker stored was replaced by a message that no worker has written"
 
 
@@ -53,6 +57,8 @@ class AttemptReport(TaskReport):
     :param error_class: the class of the error
     :param error_message: the error's text; of an unanswered attempt, that there was no answer
     :param error_place: where the handler failed, as ``module:function:line``
+    :param waits_until: until then the job waited for its next delivery, as far as its worker knew
+    :param asked: what somebody has asked for since, such as ``retried, by ann: the bank is back``
     """
 
     number: int
@@ -65,10 +71,13 @@ class AttemptReport(TaskReport):
     error_class: str | None = None
     error_message: str | None = None
     error_place: str | None = None
+    waits_until: datetime | None = None
+    asked: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return asdict(self) | {"at": self.at.isoformat() if self.at else None}
+        times = {name: getattr(self, name) for name in ("at", "waits_until")}
+        return asdict(self) | {name: moment.isoformat() if moment else None for name, moment in times.items()}
 
     def describe(self, now: datetime | None = None) -> str:
         """Return one line about it: progress with its age, or the error.
@@ -78,9 +87,13 @@ class AttemptReport(TaskReport):
         age = f", {_span((now - self.at).total_seconds())} ago" if self.at and now else ""
         if self.state != "running":
             error = ": ".join(part for part in (self.error_class, self.error_message) if part) or "failed"
-            return f"attempt {self.number}: {error}{age}"
+            waits = f", waits until {self.waits_until:%Y-%m-%d %H:%M:%S}" if self._waits(now) else ""
+            return f"attempt {self.number}: {error}{age}{waits}"
         done = f"{self.fraction:.0%}" if self.fraction is not None else ""
         return f"attempt {self.number}: {', '.join(part for part in (done, self.text) if part) or 'running'}{age}"
+
+    def _waits(self, now: datetime | None) -> bool:
+        return bool(self.waits_until and not self.asked and now and now < self.waits_until)
 
 
 async def find_attempts_stream(connection: Connection, queue: str) -> str | None:
@@ -210,4 +223,13 @@ def _report(message: StoredMessage, queue: str, stored_at: datetime) -> AttemptR
         error_class=attempt.error_class or None,
         error_message=attempt.error_message or None,
         error_place=attempt.error_place or None,
+        waits_until=attempt.waits_until,
+        asked=_asked(attempt),
     )
+
+
+def _asked(attempt: ReportedAttempt) -> str | None:
+    if attempt.asked is None:
+        return None
+    by = f", by {attempt.asked_by}" if attempt.asked_by else ""
+    return f"{ASKED_WORDS[attempt.asked]}{by}{f': {attempt.why}' if attempt.why else ''}"

@@ -248,6 +248,12 @@ class JobTooLargeError(JobError):
     code = "JS122"
 
 
+class JobNotWaitingError(TerminalError, ValueError):
+    """A job isn't proved to wait for its next delivery, so that it can't be retried or given up now."""
+
+    code = "JS124"
+
+
 class DeadLetterGoneError(TerminalError, LookupError):
     """The job of a dead letter is no longer stored."""
 

@@ -341,8 +341,9 @@ TABLE: Final[tuple[Evidence, ...]] = (
     Evidence(
         "attempts.<queue>.<consumer>.<sequence>.<delivery>",
         "attempts",
-        _WORKERS,
-        "an attempt; `stream`, `consumer`, `stream_seq` and `deliveries` as in the subject. Nothing is decided by it",
+        f"{_WORKERS}; {_REDRIVERS}: who asked for a retry",
+        "an attempt; `stream`, `consumer`, `stream_seq` and `deliveries` as in the subject. It decides only whether a"
+        " job may be retried or given up while it waits",
         _is_attempt,
     ),
     Evidence(

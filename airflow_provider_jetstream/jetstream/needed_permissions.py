@@ -38,6 +38,7 @@ _REQUESTS: Final[dict[str, tuple[str, ...]]] = {
 # What other subjects begin with.
 _SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "$JS.ACK.": ("mover", "worker", "redriver"),
+    "attempts.": ("worker", "redriver"),
     "completed.": ("worker",),
     "cancelled.": ("mover",),
     "dead.": ("worker", "redriver"),

@@ -459,7 +459,7 @@ class MessageProducer(SharedStreamProducer):
         )
         return session
 
-    def _on_message(self, message: PulledMessage) -> None:
+    def _on_message(self, message: PulledMessage, _requested_at: float) -> None:
         session = self._taken.session
         taken = (
             self._taken.take(message) if session is None or acknowledge_markers(session.connection, [message]) else None

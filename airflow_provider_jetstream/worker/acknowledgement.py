@@ -190,6 +190,13 @@ class RedeliveryPolicy:
         # The server takes 0 for no delay at all.
         return delay or 1
 
+    def wait_seconds(self, delay: int | None, attempt: int) -> float:
+        """Return after how long the server delivers a job again that is nak'ed with a delay."""
+        if delay is None:
+            return 0.0
+        added = self._step(attempt) - self.backoff[0] if self.backoff else 0
+        return max(0, delay + added) / NANOSECONDS
+
     def _spacing(self, attempt: int) -> int:
         shortest, longest = _SPACING
         doubled = shortest << min(attempt - 1, longest.bit_length())

@@ -1,7 +1,11 @@
 """Stores what is known of the attempts at one consumer's jobs: how far each is, and how it failed.
 
 Progress is stored at most once a second of a job and isn't confirmed; an error is confirmed before the job is nak'ed or
-terminated. Nothing is decided by either, and neither prolongs a delivery: a job goes on where they can't be stored.
+terminated. Neither prolongs a delivery: a job goes on where they can't be stored.
+
+Once the server has confirmed the nak, the time is stored before which it doesn't deliver the job again. That is certain
+only where the nak was confirmed within the ack wait, counted from the sending of the pull request that delivered the
+job: later another worker may have the job, and the server applies the nak to that worker's delivery.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
@@ -25,13 +30,32 @@ from airflow_provider_jetstream.worker.handler import class_name, error_text, fa
 from airflow_provider_jetstream.worker.in_flight import JobProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
     from airflow_provider_jetstream.worker.in_flight import JobRun
 
 log = logging.getLogger("jetstream.worker")
 
 _TYPE: Final = "io.airflow.jetstream.v1.attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class NextDelivery:
+    """When the server delivers a job again that is about to be nak'ed, if it confirms that in time.
+
+    :param until: not before this time, by the server's clock
+    :param requested_at: a time before the last delivery, by the server's clock
+    :param ack_wait: the seconds that a worker has for the last delivery
+    :param due: when these seconds are over, by the event loop's clock, or somewhat before
+    """
+
+    until: datetime
+    requested_at: datetime
+    ack_wait: float
+    due: float
 
 
 class AttemptWriter:
@@ -84,24 +108,44 @@ class AttemptWriter:
         if run.progress is None or not self._connection.is_connected:
             return
         subject = attempt_subject(self._queue.name, self._consumer, run.job.sequence, run.job.attempt)
-        body = self._body(run, run.progress.take())
+        body = _encode(self._values(run, run.progress.take()))
         try:
             self._connection.write(encode_message(encode_subject(subject), body))
         except UnreachableError as error:
             log.debug("the progress of job %s was not sent: %s", run.job.shown_id, error)
 
+    async def wait_after(
+        self, run: JobRun, redelivery: RedeliveryPolicy, delay: int | None, clock: Callable[[], Awaitable[datetime]]
+    ) -> NextDelivery | None:
+        """Return when a job comes back that is nak'ed from now on; ``None`` where that isn't certain, or is at once.
+
+        :param delay: of the nak, in nanoseconds
+        :param clock: returns the server's time, perhaps somewhat early
+        """
+        wait, ack_wait = redelivery.wait_seconds(delay, run.job.attempt), redelivery.ack_wait_seconds(run.job.attempt)
+        if not self.is_enabled or not wait:
+            return None
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                now = await clock()
+        except (JetStreamProviderError, TimeoutError):
+            return None
+        due = run.requested_at + ack_wait
+        requested_at = now - timedelta(seconds=asyncio.get_running_loop().time() - run.requested_at)
+        return NextDelivery(now + timedelta(seconds=wait), requested_at, ack_wait, due)
+
     async def store_failure(
         self, run: JobRun, error: Exception, seconds: float, progress: tuple[float, str] | None
-    ) -> None:
-        """Store how an attempt failed; what prevents that is logged only.
+    ) -> tuple[PubAck, dict[str, Any]] | None:
+        """Store how an attempt failed, and return the PubAck and what is stored; what prevents that is logged only.
 
         :param seconds: how long it took
         :param progress: what its handler reported last
         """
         if not self.is_enabled:
-            return
+            return None
         failure = failure_of(error)
-        body = self._body(
+        values = self._values(
             run,
             progress,
             failed=True,
@@ -110,17 +154,37 @@ class AttemptWriter:
             error_message=one_line(error_text(error)),
             error_place=_short(failure.place if failure else None),
         )
+        ack = await self._store(run, values)
+        return (ack, values) if ack else None
+
+    async def store_wait(self, run: JobRun, record: tuple[PubAck, dict[str, Any]], wait: NextDelivery) -> None:
+        """Store when a job comes back whose nak has just been confirmed, unless that may have come too late.
+
+        :param record: what :meth:`store_failure` has returned
+        """
+        if asyncio.get_running_loop().time() >= wait.due:
+            return
+        ack, values = record
+        values |= {
+            "waits_until": wait.until.isoformat(),
+            "requested_at": wait.requested_at.isoformat(),
+            "ack_wait": wait.ack_wait,
+        }
+        await self._store(run, values, {"Nats-Expected-Last-Subject-Sequence": str(ack.sequence)})
+
+    async def _store(self, run: JobRun, values: dict[str, Any], headers: dict[str, str] | None = None) -> PubAck | None:
         subject = attempt_subject(self._queue.name, self._consumer, run.job.sequence, run.job.attempt)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                await store(self._connection, subject, body, time_limit=ANSWER_TIMEOUT)
+                return await store(self._connection, subject, _encode(values), headers, time_limit=ANSWER_TIMEOUT)
         except (JetStreamProviderError, TimeoutError) as problem:
             log.warning(
                 "how attempt %d at job %s failed isn't stored: %s",
                 *(run.job.attempt, run.job.shown_id, problem or "the server gave no answer in time"),
             )
+            return None
 
-    def _body(self, run: JobRun, progress: tuple[float, str] | None, **fields: Any) -> bytes:
+    def _values(self, run: JobRun, progress: tuple[float, str] | None, **fields: Any) -> dict[str, Any]:
         fraction, text = progress or (None, "")
         values = {
             "type": _TYPE,
@@ -134,8 +198,11 @@ class AttemptWriter:
             "text": text or None,
             **fields,
         }
-        found = {name: value for name, value in values.items() if value is not None}
-        return json.dumps(found, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _encode(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
 def _short(text: str | None) -> str | None:

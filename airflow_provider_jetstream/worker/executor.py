@@ -239,9 +239,12 @@ class JobExecutor:
     clock: QueueClock
     attempts: AttemptWriter
 
-    def start(self, message: PulledMessage) -> None:
-        """Start a pulled job; it is settled, and its outcome logged, in the background."""
-        run = self._begin(message)
+    def start(self, message: PulledMessage, requested_at: float) -> None:
+        """Start a pulled job; it is settled, and its outcome logged, in the background.
+
+        :param requested_at: a time of the event loop before its delivery
+        """
+        run = self._begin(message, requested_at)
         self.settlement.jobs.take_slot(run)
         if not self.supervisor.starts_at_once or self._may_be_refused(run.job):
             self.settlement.do(run, self._execute(run))
@@ -262,28 +265,31 @@ class JobExecutor:
                 self.settlement.jobs.sweep.expect(run.due)
         result.add_done_callback(partial(self._on_result, run))
 
-    def start_batch(self, messages: Sequence[PulledMessage]) -> None:
-        """Start pulled jobs in one call of a batch handler; jobs that may be refused are checked one by one first."""
+    def start_batch(self, jobs: Sequence[tuple[PulledMessage, float]]) -> None:
+        """Start pulled jobs in one call of a batch handler; jobs that may be refused are checked one by one first.
+
+        :param jobs: each with a time of the event loop before its delivery
+        """
         runs = []
-        for message in messages:
-            run = self._begin(message)
+        for message, requested_at in jobs:
+            run = self._begin(message, requested_at)
             if self._may_be_refused(run.job):
                 self.settlement.jobs.take_slot(run)
                 self.settlement.do(run, self._execute(run))
             else:
                 runs.append(run)
         if runs:
-            jobs = self.settlement.jobs
-            jobs.use_slot()
-            call = BatchCall(self.supervisor, runs, self._on_outcome, jobs.free_slot)
+            in_flight = self.settlement.jobs
+            in_flight.use_slot()
+            call = BatchCall(self.supervisor, runs, self._on_outcome, in_flight.free_slot)
             call.start()
-            jobs.sweep.expect(runs[0].due)
+            in_flight.sweep.expect(runs[0].due)
 
-    def _begin(self, message: PulledMessage) -> JobRun:
+    def _begin(self, message: PulledMessage, requested_at: float) -> JobRun:
         job, now = Delivery.of(message), asyncio.get_running_loop().time()
         ack_wait = self.redelivery.ack_wait_seconds(job.attempt)
         run = JobRun(self, message, job, ack_wait, attempt_seconds(job, self.deadline), now)
-        run.reconnects = self.connection.reconnects
+        run.requested_at, run.reconnects = requested_at, self.connection.reconnects
         self.attempts.follow(run)
         self.settlement.jobs.add(run)
         return run
@@ -387,12 +393,15 @@ class JobExecutor:
                 delay, outcome = self.redelivery.nak_delay(error.seconds, job.attempt), DeliveryOutcome.RETRIED
             case _:
                 delay, outcome = self.redelivery.backoff_delay(job.attempt), DeliveryOutcome.RETRIED
-        await self.attempts.store_failure(run, error, _seconds_of(run), progress)
+        wait = await self.attempts.wait_after(run, self.redelivery, delay, self.clock.now)
+        record = await self.attempts.store_failure(run, error, _seconds_of(run), progress)
         try:
             await self.dead_letters.record_failure(message, error, _seconds_of(run))
         finally:
             run.stop_signals()
-            await self._nak(run, delay)
+            is_confirmed = await self._nak(run, delay)
+        if record and wait and is_confirmed:
+            await self.attempts.store_wait(run, record, wait)
         return (DeliveryOutcome.DEAD if self.redelivery.is_last(job.attempt) else outcome), error
 
     async def _attempt(self, run: JobRun) -> HandlerResult:
@@ -438,12 +447,14 @@ class JobExecutor:
         await self._nak(run, self.redelivery.backoff_delay(run.job.attempt))
         return DeliveryOutcome.RETRIED
 
-    async def _nak(self, run: JobRun, delay: int | None) -> None:
+    async def _nak(self, run: JobRun, delay: int | None) -> bool:
+        """Nak a job, and return whether the server has confirmed it."""
         try:
             if run.reconnects == self.connection.reconnects or await is_still_stored(self.connection, run.message):
-                await nak(self.connection, run.message, delay)
+                return await nak(self.connection, run.message, delay)
         except (ApiError, TransientError) as error:
             log.warning("the nak of job %d isn't sent: %s", run.message.sequence, error)
+        return False
 
 
 def _seconds_of(run: JobRun) -> float:

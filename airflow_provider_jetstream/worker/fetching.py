@@ -84,9 +84,14 @@ class PullSource(Protocol):
 
 
 class ConsumerFetcher:
-    """Fetches from one consumer, with one pull request at a time, and calls ``start`` with each message."""
+    """Fetches from one consumer, with one pull request at a time.
 
-    def __init__(self, connection: Connection, consumer: PullSource, start: Callable[[PulledMessage], None]) -> None:
+    :param start: gets each message, and a time of the event loop before its delivery
+    """
+
+    def __init__(
+        self, connection: Connection, consumer: PullSource, start: Callable[[PulledMessage, float], None]
+    ) -> None:
         self._connection = connection
         self._subject = consumer.next_subject
         self._request_fields = consumer.request_fields
@@ -102,7 +107,9 @@ class ConsumerFetcher:
         self._shortest, self._longest = _FALLBACK_NO_WAIT_EXPIRES if consumer.is_fallback else _NO_WAIT_EXPIRES
         self._expires = self._shortest
         self._last_empty_at = 0.0
+        self._requested_at = 0.0
         self._ended = asyncio.Event()
+        self._ended.set()
 
     @property
     def is_refused(self) -> bool:
@@ -157,6 +164,9 @@ class ConsumerFetcher:
         return False
 
     def _begin(self, count: int) -> None:
+        if self._ended.is_set():
+            # Jobs of a request that was given up may still come.
+            self._requested_at = asyncio.get_running_loop().time()
         self._requests += 1
         self._remaining, self._refusal, self._has_pending_requests = count, None, False
         self._ended.clear()
@@ -190,7 +200,7 @@ class ConsumerFetcher:
         if self._remaining <= 0:
             self._ended.set()
         try:
-            self._start(PulledMessage.parse(subject, reply, headers, payload))
+            self._start(PulledMessage.parse(subject, reply, headers, payload), self._requested_at)
         except WireError as error:
             log.warning("a message that was pulled is dropped: %s", error)
 
@@ -219,12 +229,13 @@ class _PullInbox:
     """One pull request at a time, on an inbox of its own.
 
     :ivar remaining: how many jobs the open request may still deliver; 0 where none is open
+    :ivar requested_at: when the request was sent whose jobs arrive, or an earlier one's whose jobs may still come
     """
 
     def __init__(
         self,
         inbox: str,
-        deliver: Callable[[Sequence[PulledMessage]], None],
+        deliver: Callable[[Sequence[PulledMessage], float], None],
         on_end: Callable[[str | None, float | None], None],
     ) -> None:
         self.filter = f"{inbox}.*"
@@ -235,12 +246,17 @@ class _PullInbox:
         self._requests = 0
         self._opened_at = 0.0
         self._requested = 0
+        self._is_unanswered = False
         self.remaining = 0
+        self.requested_at = 0.0
 
     def open(self, count: int, now: float) -> bytes:
         """Note a request for jobs, and return the subject for its answers."""
         self._requests += 1
         self.remaining, self._requested, self._opened_at = count, count, now
+        if not self._is_unanswered:
+            self.requested_at = now
+        self._is_unanswered = False
         return self._reply
 
     def close(self) -> None:
@@ -250,6 +266,7 @@ class _PullInbox:
     def close_unanswered(self, now: float) -> None:
         """Close a request to which the server should have answered long ago."""
         if self.remaining and now - self._opened_at > _ANSWER_TIMEOUT:
+            self._is_unanswered = True
             self.close()
 
     @property
@@ -276,7 +293,7 @@ class _PullInbox:
 
     def _on_jobs(self, messages: Sequence[PulledMessage]) -> None:
         self._count(len(messages))
-        self._deliver(messages)
+        self._deliver(messages, self.requested_at)
 
     def _count(self, messages: int) -> None:
         self.remaining = max(0, self.remaining - messages)
@@ -356,9 +373,9 @@ class CreditFetcher:
                     await self._wake.wait()
             self._close_unanswered()
 
-    def _deliver(self, executor: JobExecutor, messages: Sequence[PulledMessage]) -> None:
+    def _deliver(self, executor: JobExecutor, messages: Sequence[PulledMessage], requested_at: float) -> None:
         if jobs := acknowledge_markers(self._connection, messages):
-            self._jobs.deliver(executor, jobs)
+            self._jobs.deliver(executor, jobs, requested_at)
 
     def _pull_if_none_open(self) -> None:
         # Only once no request is open: an idle worker would otherwise renew several small requests one by one.
@@ -595,9 +612,9 @@ class PriorityFetcher:
 Fetcher: TypeAlias = CreditFetcher | PriorityFetcher
 
 
-def _deliver(jobs: InFlightJobs, consumer: BoundConsumer, message: PulledMessage) -> None:
+def _deliver(jobs: InFlightJobs, consumer: BoundConsumer, message: PulledMessage, requested_at: float) -> None:
     if found := acknowledge_markers(consumer.executor.connection, [message]):
-        jobs.deliver(consumer.executor, found)
+        jobs.deliver(consumer.executor, found, requested_at)
 
 
 @asynccontextmanager

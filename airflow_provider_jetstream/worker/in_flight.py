@@ -81,11 +81,11 @@ class JobStarter(Protocol):
     def redelivery(self) -> RedeliveryPolicy:
         """When the server delivers a job again."""
 
-    def start(self, message: PulledMessage) -> None:
+    def start(self, message: PulledMessage, requested_at: float) -> None:
         """Start a job."""
 
-    def start_batch(self, messages: Sequence[PulledMessage]) -> None:
-        """Start jobs in one call of a batch handler."""
+    def start_batch(self, jobs: Sequence[tuple[PulledMessage, float]]) -> None:
+        """Start jobs, each with the time of its request, in one call of a batch handler."""
 
     def on_due(self, run: JobRun, now: float) -> None:
         """Do what is due for a run."""
@@ -100,6 +100,7 @@ class JobStarter(Protocol):
 class JobRun:
     """A job from its arrival until it is settled; all times are the event loop's.
 
+    :ivar requested_at: a time before its delivery: when the request for it was sent
     :ivar holds_slot: whether it occupies a slot
     :ivar seconds: its time limit; ``None`` for none
     :ivar attempt: its handler, where that was started without a task that watches over it
@@ -135,6 +136,7 @@ class JobRun:
         "progress_at",
         "reconnects",
         "request",
+        "requested_at",
         "seconds",
         "signal_at",
         "task",
@@ -152,7 +154,7 @@ class JobRun:
         self._owner = owner
         self.message = message
         self.job = job
-        self.began = now
+        self.began = self.requested_at = now
         self.interval = ack_wait / _SIGNALS_PER_ACK_WAIT
         self.seconds = seconds
         self.holds_slot = False
@@ -262,7 +264,7 @@ class InFlightJobs:
         self._loop = asyncio.get_running_loop()
         self._runs: dict[JobRun, None] = {}
         self._used = 0
-        self._arrived: list[tuple[JobStarter, PulledMessage]] = []
+        self._arrived: list[tuple[JobStarter, PulledMessage, float]] = []
         self._has_turn = False
         self._not_started: list[PulledMessage] = []
         self.sweep = Sweep(self._runs.keys())
@@ -298,12 +300,15 @@ class InFlightJobs:
         messages = [run.message for run in list(self._runs)]
         return sum(message.stream == stream and message.consumer == consumer for message in messages)
 
-    def deliver(self, starter: JobStarter, messages: Sequence[PulledMessage]) -> None:
-        """Start jobs in the next turn of the event loop."""
+    def deliver(self, starter: JobStarter, messages: Sequence[PulledMessage], requested_at: float) -> None:
+        """Start jobs in the next turn of the event loop.
+
+        :param requested_at: a time of the event loop before their deliveries: when the request for them was sent
+        """
         if self.bounds is not None:
             for _ in messages:
                 self.bounds.note_arrival()
-        self._arrived += [(starter, message) for message in messages]
+        self._arrived += [(starter, message, requested_at) for message in messages]
         if not self._has_turn:
             self._take_turn()
 
@@ -396,44 +401,44 @@ class InFlightJobs:
 
     def _turn(self) -> None:
         arrived, self._arrived = self._arrived, []
-        for starter, messages in self._in_calls(arrived):
+        for starter, jobs in self._in_calls(arrived):
             try:
-                self._start(starter, messages)
+                self._start(starter, jobs)
             except Exception:
-                log.exception("jobs of %s can't be started", messages[0].stream)
+                log.exception("jobs of %s can't be started", jobs[0][0].stream)
         self._has_turn = False
         self.on_turn()
 
     def _in_calls(
-        self, arrived: Sequence[tuple[JobStarter, PulledMessage]]
-    ) -> Iterator[tuple[JobStarter, Sequence[PulledMessage]]]:
+        self, arrived: Sequence[tuple[JobStarter, PulledMessage, float]]
+    ) -> Iterator[tuple[JobStarter, Sequence[tuple[PulledMessage, float]]]]:
         """Divide the jobs among calls of the handler."""
         if self._batch is None:
-            for starter, message in arrived:
-                yield starter, (message,)
+            for starter, message, requested_at in arrived:
+                yield starter, ((message, requested_at),)
             return
-        for starter, jobs in groupby(arrived, key=itemgetter(0)):
-            for messages in _batched((message for _, message in jobs), self._batch):
-                yield starter, messages
+        for starter, found in groupby(arrived, key=itemgetter(0)):
+            for jobs in _batched(((message, requested_at) for _, message, requested_at in found), self._batch):
+                yield starter, jobs
 
-    def _start(self, starter: JobStarter, messages: Sequence[PulledMessage]) -> None:
+    def _start(self, starter: JobStarter, jobs: Sequence[tuple[PulledMessage, float]]) -> None:
         # A pull request that was delayed with the connection may deliver more jobs than the worker can start by then.
         left = None if self.bounds is None else self.bounds.left
-        if self._stopping.is_set() or self._used >= self._concurrency or (left is not None and left < len(messages)):
+        if self._stopping.is_set() or self._used >= self._concurrency or (left is not None and left < len(jobs)):
             # A nak of the last delivery would make a dead letter of a job that was never started.
             is_last = starter.redelivery.is_last
-            self._not_started += (message for message in messages if not is_last(message.attempt))
-            messages = [message for message in messages if is_last(message.attempt)]
+            self._not_started += (message for message, _ in jobs if not is_last(message.attempt))
+            jobs = [job for job in jobs if is_last(job[0].attempt)]
             self.changed.set()
         if self._batch is None:
-            for message in messages:
-                starter.start(message)
-        elif messages:
-            starter.start_batch(messages)
+            for message, requested_at in jobs:
+                starter.start(message, requested_at)
+        elif jobs:
+            starter.start_batch(jobs)
 
 
-def _batched(messages: Iterable[PulledMessage], size: int) -> Iterator[list[PulledMessage]]:
-    rest = iter(messages)
+def _batched(jobs: Iterable[tuple[PulledMessage, float]], size: int) -> Iterator[list[tuple[PulledMessage, float]]]:
+    rest = iter(jobs)
     while batch := list(islice(rest, size)):
         yield batch
 

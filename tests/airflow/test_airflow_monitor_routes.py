@@ -68,6 +68,7 @@ _ACTING = _SEEN | {"reader": 403}
 _ACTING_ON_CLOSED = _ACTING | {"stranger": 403}
 _BODIES_OF_CLOSED = _OF_CLOSED | {"reader": 403}
 _Q = f"queues/{CONNECTION}/{QUEUE}"
+_ASKED = ("retry", "give-up")
 _EDIT = {"sha256": sha256(_BODY).hexdigest(), "body": "x", "dry_run": True}
 
 # Of each route its requests: path, body of a POST, and the status for each viewer. {redrive} is one of the closed DAG.
@@ -131,6 +132,11 @@ ROUTES: Mapping[str, list[tuple[str, Any, Mapping[str, int]]]] = {
     ],
     "POST /api/queues/{connection}/{queue}/consumers/{name}/resume": [
         (f"{_Q}/consumers/{CONSUMER}/resume", {}, _ACTING)
+    ],
+    "POST /api/queues/{connection}/{queue}/jobs/{sequence}/{action}": [
+        # The queue stores no attempts: who may act on the job is told so.
+        *((f"{_Q}/jobs/{{of_closed}}/{action}", {}, _ACTING_ON_CLOSED | {"friend": 409}) for action in _ASKED),
+        *((f"{_Q}/jobs/{{of_open}}/{action}", {}, {**_ACTING, "friend": 409, "stranger": 409}) for action in _ASKED),
     ],
     "POST /api/queues/{connection}/{queue}/letters/{sequence}/edit": [
         (f"{_Q}/letters/2/edit", _EDIT, _ACTING_ON_CLOSED),

@@ -295,7 +295,7 @@ async def test_the_stream_of_attempts_keeps_one_message_of_each(connection: Nats
 async def test_the_page_of_the_documentation_is_what_happens(
     connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
-    declared, reading, printed = (block for block in code_blocks() if block.page == "docs/attempts.md")
+    declared, reading, printed, _ = (block for block in code_blocks() if block.page == "docs/attempts.md")
     names: dict[str, Any] = {"connection": connection}
     exec(compile(declared.numbered_code, declared.page, "exec"), names)
     queue = names["QUEUE"]

@@ -32,6 +32,7 @@ from airflow_provider_jetstream.jetstream import (
     permissions,
     provision,
     publish,
+    read_attempts,
     redrive_dead_letters,
     take_cursor,
     wait,
@@ -323,6 +324,38 @@ async def test_an_example_runs_without_docker(terminal: Terminal, admin: NatsPyC
 
 
 @pytest.mark.slow
+async def test_a_job_that_waits_is_retried_and_another_given_up(terminal: Terminal, admin: NatsPyConnection) -> None:
+    queue = WorkQueue(
+        name="scans",
+        subjects=["scans.>"],
+        consumers=[{"name": "worker", "max_deliver": 3, "backoff": ["1h"]}],
+        dead_letters="scans-dead",
+        attempts=True,
+    )
+
+    def fail(_: Delivery) -> None:
+        raise ValueError("page 2 is empty")
+
+    await provision(admin, queue)
+    await publish(admin, queue, ["a scan", "another"], subject="scans.a")
+
+    async def both_wait() -> bool:
+        attempts = [await read_attempts(admin, queue, sequence) for sequence in (1, 2)]
+        return all(found and found[-1].waits_until for found in attempts)
+
+    async with running_worker(Worker(queue, "worker", fail, admin.settings)):
+        await eventually(both_wait)
+    for _ in range(2):
+        command = terminal.next()
+        terminal.put_back()
+        assert terminal.run().strip() == command.shown
+    (message,) = await pull_jobs(admin, queue, 1)
+    assert (message.metadata.sequence.stream, message.metadata.num_delivered) == (1, 2)
+    (letter,) = (await find_dead_letters(admin, queue)).letters
+    assert letter.sequence == 2
+    assert (letter.death.explanation or "").endswith(": blank")
+
+
 async def test_a_queue_is_prepared_before_the_first_job(terminal: Terminal, admin: NatsPyConnection) -> None:
     # What the page wants at least.
     limits = {"max_bytes": "256MB", "discard": "new", "archive": {"max_bytes": "256MB"}}

@@ -33,6 +33,7 @@ from airflow_provider_jetstream.jetstream import (
     connect,
     discover_queue,
     find_dead_letters,
+    give_up_job,
     list_redrives,
     move_due_jobs,
     pause_redrive,
@@ -41,6 +42,7 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     read_attempts,
     redrive_dead_letters,
+    retry_job,
     take_cursor,
     wait,
 )
@@ -264,9 +266,31 @@ async def redrives(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
 
 
 async def redrives_all_ways(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
-    for flow in (redrives, requeues, scans, accounts, while_a_job_runs(redrives_once)):
+    for flow in (redrives, requeues, scans, accounts, while_a_job_runs(redrives_once), retries):
         await reset(admin, "redriver")
         await flow(settings, admin)
+
+
+async def retries(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    hourly = {"name": "worker", "max_deliver": 5, "ack_wait": "1h", "backoff": ["1h"], "sample_freq": "0"}
+    queue = WorkQueue.model_validate(QUEUE.model_dump(mode="json", exclude_unset=True) | {"consumers": [hourly]})
+    await provision(admin, queue)
+    await publish(admin, queue, ["fail", "fail"], subject=SUBJECT)
+
+    async def both_wait() -> bool:
+        found = [await read_attempts(admin, queue, sequence) for sequence in (1, 2)]
+        return all(attempts and attempts[-1].waits_until for attempts in found)
+
+    worker = Worker(queue, "worker", handle, settings_of_admin(settings), grace=1)
+    running = asyncio.create_task(worker.run())
+    try:
+        await eventually(both_wait, 60)
+    finally:
+        worker.stop()
+        await running
+    async with connect(settings) as connection:
+        await retry_job(connection, queue, 1)
+        await give_up_job(connection, queue, 2)
 
 
 async def requeues(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
@@ -522,6 +546,7 @@ _STATES: dict[str, dict[str, _Flow]] = {
     "redriver": {
         _PROBE: while_a_job_runs(redrives_once),
         "requeueing in place": requeues,
+        **{line.subject: retries for line in permissions(QUEUE, "redriver").permissions if "attempts" in line.subject},
         "dead jobs whose consumer is gone": without_consumer(redrives_once),
         "copies of bodies, before they are gone": scans,
         _DEAD_LETTERS: capturing_advisories_only(redrives_once),

@@ -11,7 +11,7 @@ from ui_browsing import row
 from ui_steps import blocking, wait_for_letters, with_connection, working
 
 from testbed.dead_letters import make_terminated_letters
-from testbed.queues import make_queue, publish_jobs
+from testbed.queues import make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -101,6 +101,42 @@ def test_a_running_job_shows_how_far_it_is_and_how_its_attempts_failed(
     page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/presses/letters/1")
     expect(attempts.first).to_contain_text("attempt 1: ValueError: out of paper")
     expect(attempts.last).to_contain_text("attempt 2: ValueError: out of ink")
+
+
+def test_a_job_that_waits_is_retried_and_another_one_given_up(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "looms", attempts=True, consumer={"max_deliver": 3, "ack_wait": "1h", "backoff": ["1h"]})
+
+    def weave(_: Delivery) -> None:
+        raise ValueError("out of yarn")
+
+    blocking(with_connection(settings, publish_jobs, queue, ["a carpet", "a scarf"]))
+    with working(settings, queue, weave):
+        page = browsing.open("#/queues/nats_default/looms/jobs?state=delivered")
+        carpet, scarf = (
+            page.get_by_role("row").filter(has=page.get_by_title(f"{number}, stream sequence {number}", exact=True))
+            for number in (1, 2)
+        )
+        expect(carpet.get_by_role("button", name="Retry now: job 1")).to_be_visible(timeout=30_000)
+        expect(scarf.get_by_role("button", name="Give up: job 2")).to_be_visible(timeout=30_000)
+    dialog = page.get_by_role("dialog")
+    carpet.get_by_role("button", name="Retry now: job 1").click()
+    expect(dialog).to_contain_text("A job that may be running is left alone")
+    dialog.get_by_label("Why").fill("yarn has come")
+    dialog.get_by_role("button", name="Retry now", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(carpet).to_contain_text("retried, by ")
+    expect(carpet).to_contain_text(": yarn has come")
+    (message,) = blocking(with_connection(settings, pull_jobs, queue, 1))
+    assert (message.metadata.sequence.stream, message.metadata.num_delivered) == (1, 2)
+    scarf.get_by_role("button", name="Give up: job 2").click()
+    dialog.get_by_label("Why").fill("out of fashion")
+    dialog.get_by_role("button", name="Give up", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(scarf).to_be_hidden()
+    blocking(wait_for_letters(settings, queue, 1))
+    page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/looms/letters/2")
+    expect(page.locator("main")).to_contain_text(": out of fashion")
+    expect(page.locator("main")).to_contain_text("out of yarn")
 
 
 def test_a_consumer_is_paused_and_resumed(browsing: Browsing, settings: ConnectionSettings) -> None:

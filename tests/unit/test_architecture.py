@@ -53,7 +53,7 @@ _CORE_LEVELS = (
     {"archive", "attempts", "audit", "publishing", "cancellation", "roles"},
     {"dead_letters", "mover"},
     {"waiting"},
-    {"publication", "redrive", "inspection"},
+    {"publication", "redrive", "inspection", "retries"},
     # A consumer that is created would run dead letters again: they are found, and parked, before.
     {"provisioning"},
 )

@@ -32,6 +32,7 @@ ACTIONS: Final = {
     "JobError": "Correct the job that the message names by its number.",
     "JobNotSerializableError": "Give a body of bytes, text or JSON.",
     "JobTooLargeError": "Store the data elsewhere and publish its address, or raise `max_msg_size` or `max_payload`.",
+    "JobNotWaitingError": "Wait for its next delivery; the text says what proof is missing that it waits.",
     "WrongStreamError": (
         "See which stream captures the subject. The job is stored there: remove it, correct the subject or the"
         " connection's JetStream domain, then publish again."

@@ -78,7 +78,7 @@ async function errorOf(answer) {
 const encode = encodeURIComponent;
 /** @import { QueueDetail, Groups, LetterPage, LetterDetail, TaskJobs, Snapshot, Me, DryRun } from "./api_types" */
 /** @import { Account } from "./api_types" */
-/** @import { RedriveList, RedriveView, JobPage, JobDetail, EditResult, ConsumerPaused } from "./api_types" */
+/** @import { RedriveList, RedriveView, JobPage, JobDetail, EditResult, ConsumerPaused, JobAsked } from "./api_types" */
 
 const queuePath = (connection, queue) => `api/queues/${encode(connection)}/${encode(queue)}`;
 const dagPath = (dagId) => `../api/v2/dags/${encode(dagId)}`;
@@ -171,6 +171,10 @@ export const getStoredJobs = (connection, queue, query, signal) =>
 /** @returns {Promise<JobDetail>} */
 export const getStoredJob = (connection, queue, sequence, signal) =>
   request(`${queuePath(connection, queue)}/jobs/${encode(sequence)}`, { signal });
+
+/** @param {"retry" | "give-up"} action @returns {Promise<JobAsked>} */
+export const askForJob = (connection, queue, sequence, action, why) =>
+  request(`${queuePath(connection, queue)}/jobs/${encode(sequence)}/${action}`, { body: { why } });
 
 /** @returns {Promise<ConsumerPaused>} */
 export const pauseConsumer = (connection, queue, consumer, seconds, why) =>

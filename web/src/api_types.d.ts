@@ -194,6 +194,12 @@ export interface History {
   problem: string | null;
 }
 
+export interface JobAsked {
+  sequence: number;
+  asked: "retry" | "give_up";
+  attempt: number;
+}
+
 export interface JobAttempt {
   number: number;
   state: "running" | "failed" | "unanswered";
@@ -205,6 +211,8 @@ export interface JobAttempt {
   error_class: string | null;
   error_message: string | null;
   error_place: string | null;
+  waits_until: string | null;
+  asked: string | null;
 }
 
 export interface JobDetail {

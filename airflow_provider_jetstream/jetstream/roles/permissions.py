@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     SAMPLE_STREAM,
     SAMPLE_SUBJECT,
     account_subject,
+    attempt_filter,
     audit_filter,
     cancellation_filter,
     consumer_attempt_filter,
@@ -277,6 +278,9 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
+    if queue.attempts:
+        yield _api("STREAM.MSG.GET", queue.attempts.name, "whether a job waits for its next delivery")
+        yield _sends(attempt_filter(queue.name), "who asked that a job be retried or given up")
     for consumer in queue.consumers:
         name = f"{queue.name}.{consumer.name}"
         yield _sends(f"$JS.ACK.{name}.>", "the end of the dead job")

@@ -38,6 +38,7 @@ from airflow_provider_jetstream.jetstream.redrive.protocol import own_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair, apply_repair
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.retries import give_up_job, retry_job
 from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_outcomes
@@ -49,6 +50,7 @@ from airflow_provider_jetstream.plugins.monitor.models.actions import (
     DeathCountView,
     DryRun,
     EditResult,
+    JobAsked,
     OutcomesView,
     PauseRequest,
     RedriveList,
@@ -422,6 +424,7 @@ def person(name: str) -> dict[str, Any]:
 
 
 Steer: TypeAlias = Literal["pause", "resume", "abort"]
+Ask: TypeAlias = Literal["retry", "give-up"]
 
 # Proxies give up at 30 or 60 seconds; a repeated request joins the count, which goes on.
 _COUNT_SECONDS = 25.0
@@ -510,6 +513,23 @@ class QueueActions:
                 return await resume_redrive(
                     *(opened, declared, redrive), who=user, why=request.why, park_returned=request.park_returned
                 )
+
+        return await self._answers.run(run())
+
+    async def ask(self, connection: str, queue: str, sequence: int, action: Ask, why: str | None, user: str) -> bytes:
+        """Retry a job that waits, or give it up; return its :class:`JobAsked`.
+
+        :param user: the person's name
+        :raises JobNotWaitingError: it isn't proved that it waits
+        """
+
+        async def run() -> bytes:
+            poller = await self._pollers.of_queue(connection, queue)
+            act = retry_job if action == "retry" else give_up_job
+            async with poller.connection() as opened:
+                # Anew: who asks may have declared attempts just now.
+                report = await act(opened, await discover_queue(opened, queue), sequence, why, user)
+            return JobAsked(sequence=sequence, asked=report.asked, attempt=report.attempt).model_dump_json().encode()
 
         return await self._answers.run(run())
 

@@ -45,7 +45,7 @@ from airflow_provider_jetstream.plugins.monitor.models.actions import (
     SteerRequest,
 )
 from airflow_provider_jetstream.plugins.monitor.models.letters import JobState
-from airflow_provider_jetstream.plugins.monitor.queue_actions import Steer, dags_of, redrive_list, redrive_view
+from airflow_provider_jetstream.plugins.monitor.queue_actions import Ask, Steer, dags_of, redrive_list, redrive_view
 from airflow_provider_jetstream.plugins.monitor.running_service import json_answer
 
 _JSON = "application/json"
@@ -361,6 +361,26 @@ async def resume_consumer(connection: str, queue: str, name: str, request: Reque
     parsed = await _body(request, SteerRequest)
     actions = running_service.service().actions
     return json_answer(await actions.control_consumer(connection, queue, name, parsed, user.get_name()))
+
+
+@_acting.post("/jobs/{sequence}/{action}")
+async def ask(
+    connection: str,
+    queue: str,
+    sequence: Sequence,
+    action: Ask,
+    request: Request,
+    user: GetUserDep,
+    viewer: Viewing,
+    hiding: Hidden,
+) -> Response:
+    """Retry a job that waits for its next delivery, or give it up."""
+    parsed = await _body(request, SteerRequest)
+    # Who may not see a job may not act on it either.
+    shown = await running_service.service().job(connection, queue, sequence, hiding)
+    await run_in_threadpool(viewer.require, shown.dags)
+    actions = running_service.service().actions
+    return json_answer(await actions.ask(connection, queue, sequence, action, parsed.why, user.get_name()))
 
 
 @_acting.post("/letters/{sequence}/edit")

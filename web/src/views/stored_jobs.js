@@ -12,6 +12,7 @@ import { AttemptList, LastAttempt } from "./attempts.js";
 import { Headers } from "./headers.js";
 import { JobName, Origin, jobName } from "./origin.js";
 import { Payload } from "./payload.js";
+import { RetryButtons } from "./retry.js";
 import { QueueHead, useQueue } from "./queue_head.js";
 
 const PAGE = 50;
@@ -51,7 +52,8 @@ export function StoredJobsView({ connection, queue, query }) {
     { key: "size", label: "Size", numeric: true, cell: (job) => bytes(job.size) },
     { key: "redrives", label: "Redriven", numeric: true, cell: (job) => exact(job.redrives) },
     ...(state === "delivered"
-      ? [{ key: "attempt", label: "Last attempt", wide: true, cell: (job) => html`<${LastAttempt} attempt=${job.attempt} />` }]
+      ? [{ key: "attempt", label: "Last attempt", wide: true, cell: (job) => html`<${LastAttempt} attempt=${job.attempt} />` },
+         { key: "retry", label: "Waits", cell: (job) => html`<${RetryButtons} ...${{ connection, queue }} sequence=${job.sequence} name=${jobName(job)} attempt=${job.attempt} reload=${poll.reload} />` }]
       : []),
     { key: "stored", label: "Stored", cell: (job) => html`<${Ago} time=${job.stored_at} />` },
   ];
@@ -130,7 +132,14 @@ export function StoredJobView({ connection, queue, sequence }) {
                 />
               </div>
             </section>
-            ${detail.attempts.length > 0 && html`<section><h2>Attempts</h2><${AttemptList} attempts=${detail.attempts} /></section>`}
+            ${
+              detail.attempts.length > 0 &&
+              html`<section>
+                <h2>Attempts</h2>
+                <${AttemptList} attempts=${detail.attempts} />
+                <${RetryButtons} ...${{ connection, queue, sequence }} name=${jobName(detail.job)} attempt=${detail.attempts.at(-1) ?? null} reload=${poll.reload} />
+              </section>`
+            }
           </div>
         </div>
       `

@@ -306,6 +306,18 @@ class PauseRequest(SteerRequest):
     seconds: float = Field(gt=0)
 
 
+class JobAsked(MonitorModel):
+    """What was done with a job that waited for its next delivery.
+
+    :param asked: ``retry`` where it is delivered now, ``give_up`` where it is a dead letter now
+    :param attempt: which delivery was the last one by then
+    """
+
+    sequence: int
+    asked: Literal["retry", "give_up"]
+    attempt: int
+
+
 class ConsumerPaused(MonitorModel):
     """The state of a consumer after it was paused or resumed.
 

@@ -211,7 +211,7 @@ class AuditLine(MonitorModel):
 
 
 class JobAttempt(MonitorModel):
-    """One attempt at a job, as far as workers store that; nothing is decided by it.
+    """One attempt at a job, as far as workers store that.
 
     :param number: which delivery of the job it was
     :param state: ``running``, ``failed``, or ``unanswered`` where the server has delivered the job again without it
@@ -221,6 +221,8 @@ class JobAttempt(MonitorModel):
     :param seconds: how long it took until it failed
     :param error_message: the error's text, or that there was no answer; ``null`` too where payloads are hidden
     :param error_place: the code location where the handler failed
+    :param waits_until: until then the job waited for its next delivery, as far as its worker knew
+    :param asked: what somebody has asked for since: ``retried`` or ``given up``, by whom, and why
     """
 
     number: int
@@ -233,6 +235,8 @@ class JobAttempt(MonitorModel):
     error_class: str | None
     error_message: str | None
     error_place: str | None
+    waits_until: datetime | None
+    asked: str | None
 
 
 LetterState: TypeAlias = Literal["dead", "parked", "redriven", "requeued", "discarded", "handled", "ended"]
