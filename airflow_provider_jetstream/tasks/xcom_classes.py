@@ -20,7 +20,12 @@ REPORTS: Final = (
     *("dead_letters.find.Findings", "dead_letters.find.Summary", "dead_letters.letter.DeadLetter"),
     *("dead_letters.death.Death", "inspection.drained.DrainReport", "inspection.health.QueueHealth"),
     *("provisioning.plan.Plan", "publishing.report.PublishReport", "redrive.preview.Preview"),
-    *("redrive.report.RedriveReport", "roles.user_policy.Permission", "roles.user_policy.Policy"),
+    *(
+        "redrive.report.RedriveReport",
+        "retries.RetryReport",
+        "roles.user_policy.Permission",
+        "roles.user_policy.Policy",
+    ),
     *("waiting.job_reports.JobReport", "waiting.report.WaitReport"),
 )
 VALUES: Final = (

@@ -35,6 +35,7 @@ from airflow_provider_jetstream.jetstream import (
     RedriveReport,
     RedriveRequest,
     Repair,
+    RetryReport,
     Selection,
     StopWhen,
     WaitPolicy,
@@ -205,6 +206,7 @@ REPORTS: dict[str, Any] = {
     "cancelled": CancelReport(Cancellation("one", WHEN, "why"), 2),
     "planned": Plan((Step("stream", "passed", "create", {"name": "passed"}),)),
     "a job's": JobReport("one", 3, "completed", result=(1, 2)),
+    "retried": RetryReport(4, "retry", 2, WHEN),
     "drained": DrainReport("passed", drained=True, consumers=(), stored=0, undeliverable={"passed.b": 1}),
 }
 
