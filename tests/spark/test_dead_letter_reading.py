@@ -85,8 +85,13 @@ def letters_of(frame: DataFrame) -> list[DeadLetter]:
 
 
 def as_valid(letters: tuple[DeadLetter, ...]) -> list[DeadLetter]:
+    """Return letters as Spark has them: no scan of its own says how long each is kept, which no policy asks there."""
     return [
-        replace(letter, headers=tuple((as_valid_text(name), as_valid_text(value)) for name, value in letter.headers))
+        replace(
+            letter,
+            headers=tuple((as_valid_text(name), as_valid_text(value)) for name, value in letter.headers),
+            kept_since=None,
+        )
         for letter in letters
     ]
 

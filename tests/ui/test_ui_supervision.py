@@ -134,6 +134,8 @@ def test_a_job_that_waits_is_retried_and_another_one_given_up(browsing: Browsing
     expect(dialog).to_be_hidden()
     expect(scarf).to_be_hidden()
     blocking(wait_for_letters(settings, queue, 1))
+    # The page asks again where its own scan is older than the letter.
+    browsing.expect_error("looms/letters/2")
     page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/looms/letters/2")
     expect(page.locator("main")).to_contain_text(": out of fashion")
     expect(page.locator("main")).to_contain_text("out of yarn")
