@@ -311,7 +311,7 @@ class EndEvidence:
         return 0 if message and message.stored_at != datetime.fromisoformat(read.time) else read.to
 
     async def judge_claims(self, read_jobs: ReadJobs) -> SequenceRanges:
-        """Have those ends count that consumers brought about which may have had the jobs; drop the others.
+        """Count the ends whose consumers may have had the jobs; drop the other ends.
 
         :param read_jobs: returns jobs as the archive or the queue stores them; ``None`` where neither does
         :returns: the jobs that neither stores

@@ -255,7 +255,7 @@ class RedrivenJob:
         return content_of_copy(self.subject, self.headers.items(), self.content.body)
 
     def with_id(self, message_id: str) -> RedrivenJob:
-        """Return it with another message id."""
+        """Return the job with another message id."""
         if self.headers[MSG_ID] == message_id:
             return self
         pairs = (pair if pair[0] != MSG_ID else (MSG_ID, message_id) for pair in self.headers.items())

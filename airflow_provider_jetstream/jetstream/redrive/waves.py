@@ -265,9 +265,9 @@ class Waves(NextLetters):
         await operation.save_later(RedriveState.RUNNING, waves=waves)
 
     async def _with_later_ends(self, wave: Wave, *, brings_back: bool = True) -> Wave:
-        """Return a wave with what has become since of its jobs that were still running.
+        """Return a wave with the outcomes of its jobs as they are now.
 
-        :param brings_back: whether those that died again are brought back, or parked
+        :param brings_back: whether jobs that died again are brought back, or parked
         """
         before = wave.outcomes
         if not before.still_running:

@@ -96,7 +96,7 @@ class Row:
 
     @property
     def header(self) -> bytes:
-        """Its headers, with their first line."""
+        """The headers of the row as they are sent, with their first line."""
         return self._message[: self._header_size]
 
     @property
