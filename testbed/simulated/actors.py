@@ -324,10 +324,12 @@ class Actors:
             body = message.data.decode()
             world.check_discarded([sequence], world.discarded, "given to a handler")
             world.account.running[body] += 1
+            done = world.account.done[body]
             try:
                 await asyncio.sleep(world.draws.of("handler", body).uniform(0.0, 0.3))
-                if sequence in world.account.handled and "server" in world.plan.kinds:
-                    # A server that was killed has forgotten the death, and announces it again.
+                is_twice = sequence in world.account.handled or world.account.running[body] > 1
+                if "server" in world.plan.kinds and (is_twice or world.account.done[body] > done):
+                    # A server that was killed has forgotten the death, and announces it again, or delivers the job.
                     world.account.excuse({body})
                 world.account.done[body] += 1
                 self.note_done(body)

@@ -137,7 +137,9 @@ async def _lose_power(world: Stage, rng: random.Random) -> None:
 async def _restart(world: Stage, rng: random.Random, go_back: Callable[[], object]) -> None:
     world.excuse_running()
     # It forgets the ids of jobs that are gone: whoever has no answer yet stores them again.
-    world.account.excuse({body for body in world.account.in_doubt if world.account.done[body]})
+    history = world.server.streams[world.queue.name].history
+    given_up = {history[sequence].decode() for sequence in world.account.given_up & history.keys()}
+    world.account.excuse({body for body in world.account.in_doubt if world.account.done[body] or body in given_up})
     world.server.kill()
     for connection in world.connections:
         connection.lose()
