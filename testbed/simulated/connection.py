@@ -7,9 +7,10 @@ Everything above the frames is the package's own code: requests and their answer
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from typing_extensions import override
 
@@ -20,7 +21,8 @@ from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from testbed.simulated.server import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from airflow_provider_jetstream.jetstream.client.connection import OnMessage
     from airflow_provider_jetstream.jetstream.client.wire import FrameForm
@@ -217,3 +219,14 @@ def parsed_frames(frames: bytes) -> list[tuple[str, str, bytes, bytes]]:
 
 
 __all__ = ["NO_RESPONDERS", "SimulatedConnection", "parsed_frames"]
+
+
+def connecting_by_settings(connected: Callable[[], AbstractAsyncContextManager[SimulatedConnection]]) -> Any:
+    """Have what connects by settings, as a worker does, connect to a simulated server while this is entered."""
+
+    @asynccontextmanager
+    async def connect(*_: object) -> AsyncIterator[SimulatedConnection]:
+        async with connected() as connection:
+            yield connection
+
+    return patch("airflow_provider_jetstream.jetstream.client.connect.connect", connect)

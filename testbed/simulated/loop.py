@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import selectors
@@ -113,13 +114,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def run_simulated(world: Callable[[], Coroutine[Any, Any, _T]], seed: int) -> _T:
-    """Run a coroutine in a world of its own: the same seed makes the same course of events.
+    """Run a coroutine in a world of its own, without a log: the same seed makes the same course of events.
 
     :param seed: also what :func:`os.urandom` and :mod:`random` are made of while it runs
     :raises StalledError: the coroutine waits for what never comes
     """
-    state, thresholds = random.getstate(), gc.get_threshold()
+    state, thresholds, level = random.getstate(), gc.get_threshold(), logging.root.level
     random.seed(seed)
+    logging.disable(logging.CRITICAL)
     # A world is small, and all of it is garbage at its end.
     gc.set_threshold(50_000, 50, 100)
     try:
@@ -132,6 +134,9 @@ def run_simulated(world: Callable[[], Coroutine[Any, Any, _T]], seed: int) -> _T
                 asyncio.set_event_loop(None)
                 loop.close()
     finally:
+        logging.disable(logging.NOTSET)
+        # A worker sets it.
+        logging.root.setLevel(level)
         gc.set_threshold(*thresholds)
         random.setstate(state)
 

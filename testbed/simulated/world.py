@@ -8,13 +8,11 @@ a message for an acknowledgement.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from typing_extensions import override
 
@@ -37,7 +35,7 @@ from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.simulated import faults
 from testbed.simulated.actors import ERRORS, Actors, PublishingTask, pull_one
-from testbed.simulated.connection import MOST_DELAY, OWNER, SimulatedConnection
+from testbed.simulated.connection import MOST_DELAY, OWNER, SimulatedConnection, connecting_by_settings
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.plan import CLOCK, Plan
 from testbed.simulated.server import SimulatedServer
@@ -46,7 +44,7 @@ from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from airflow_provider_jetstream.jetstream import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
@@ -666,27 +664,10 @@ def play_world(seed: int, *, calm: bool = False, plan: Plan | None = None) -> Ou
         if plan.clocks:
             # What another server's clock dates before the queue's creation is about an earlier queue.
             await asyncio.sleep(2 * CLOCK)
-        with _workers_connect_to(world):
+        with connecting_by_settings(world.connected):
             await world.live()
         counts = world.account.counts
         counts["jobs"] = len(world.account.stored)
         return Outcome(seed, plan, tuple(world.account.problems), counts, (str(plan), *world.story))
 
-    level = logging.root.level
-    logging.disable(logging.CRITICAL)
-    try:
-        return run_simulated(play, seed)
-    finally:
-        logging.disable(logging.NOTSET)
-        logging.root.setLevel(level)
-
-
-def _workers_connect_to(world: World) -> Any:
-    """Have what connects by settings, as a worker does, connect to the world's server."""
-
-    @asynccontextmanager
-    async def connect(*_: object) -> AsyncIterator[SimulatedConnection]:
-        async with world.connected() as connection:
-            yield connection
-
-    return patch("airflow_provider_jetstream.jetstream.client.connect.connect", connect)
+    return run_simulated(play, seed)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,7 +19,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.worker import Worker
-from testbed.simulated.connection import OWNER, SimulatedConnection
+from testbed.simulated.connection import OWNER, SimulatedConnection, connecting_by_settings
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.server import SimulatedServer
 
@@ -128,24 +126,13 @@ def test_each_attempt_is_there_with_its_error_or_without_an_answer_whoever_is_ki
     async def play() -> _World:
         world = _World()
 
-        @asynccontextmanager
-        async def connect(*_: Any) -> AsyncIterator[SimulatedConnection]:
-            async with world.connected(OWNER.get()) as connection:
-                yield connection
-
         async with world.connected("publisher") as connection:
             await provision(connection, QUEUE)
             await publish(connection, QUEUE, [str(number) for number in range(JOBS)], subject="q.jobs")
-        with patch("airflow_provider_jetstream.jetstream.client.connect.connect", connect):
+        with connecting_by_settings(lambda: world.connected(OWNER.get())):
             await world.play()
         return world
 
-    level = logging.root.level
-    logging.disable(logging.CRITICAL)
-    try:
-        world = run_simulated(play, seed)
-    finally:
-        logging.disable(logging.NOTSET)
-        logging.root.setLevel(level)
+    world = run_simulated(play, seed)
     assert world.states["failed"]
     assert world.states["unanswered"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import defaultdict
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,7 +21,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.worker import GiveUpError, Worker
-from testbed.simulated.connection import SimulatedConnection
+from testbed.simulated.connection import SimulatedConnection, connecting_by_settings
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.server import SimulatedServer
 from testbed.simulated.streams import header
@@ -188,24 +186,13 @@ def test_no_two_jobs_of_a_key_wait_run_or_are_dead_whoever_is_killed(seed: int) 
     async def play() -> _World:
         world = _World()
 
-        @asynccontextmanager
-        async def connect(*_: Any) -> AsyncIterator[SimulatedConnection]:
-            async with world.connected("worker") as connection:
-                yield connection
-
         async with world.connected("nobody") as connection:
             await provision(connection, QUEUE)
-        with patch("airflow_provider_jetstream.jetstream.client.connect.connect", connect):
+        with connecting_by_settings(lambda: world.connected("worker")):
             await world.play()
         return world
 
-    level = logging.root.level
-    logging.disable(logging.CRITICAL)
-    try:
-        world = run_simulated(play, seed)
-    finally:
-        logging.disable(logging.NOTSET)
-        logging.root.setLevel(level)
+    world = run_simulated(play, seed)
     assert world.problems[:3] == []
     assert world.stored
     assert world.held
