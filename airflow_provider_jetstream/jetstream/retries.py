@@ -216,16 +216,22 @@ class _WaitingJob:
     attempt: ReportedAttempt
     until: datetime
     clock: ServerClock
+    reconnects: int
 
     @property
     def ack_subject(self) -> str:
         return late_ack_subject(self.attempt.stream, self.attempt.consumer, self.job.sequence)
 
     def check(self, asked: Asked) -> None:
-        """Raise an error where the wait is nearly over by now.
+        """Raise an error where the wait is nearly over by now, or the connection was lost since the proof began.
 
-        :raises JobNotWaitingError: it is
+        A restart of the server may be why it was lost.
+
+        :raises JobNotWaitingError: that is so
         """
+        if not self.connection.is_connected or self.connection.reconnects != self.reconnects:
+            why = "the connection was lost meanwhile, and the server may have been restarted: try again"
+            raise _refusal(self.job.sequence, asked, why)
         if self.until - self.clock.now() <= MARGIN:
             raise _refusal(self.job.sequence, asked, "its wait was over before the server could be asked")
 
@@ -263,6 +269,7 @@ async def _ask(
     """Prove that a job waits, and store who asks for what."""
     if queue.attempts is None:
         raise QueueDeclarationError(queue.name, ["expected attempts, by which it is known what waits: declare them"])
+    reconnects = connection.reconnects
     record = await last_message(connection, queue.attempts.name, job_attempt_filter(queue.name, sequence))
     attempt = attempt_of(record, queue.name) if record else None
     before = time.monotonic()
@@ -277,9 +284,11 @@ async def _ask(
     if refused := why_refused(facts, asked):
         raise _refusal(sequence, asked, refused)
     assert job and record and attempt and attempt.waits_until  # noqa: S101, PT018 - else it was refused
+    waiting = _WaitingJob(connection, stream["created"], job, facts, attempt, attempt.waits_until, clock, reconnects)
+    waiting.check(asked)
     if not attempt.asked:
         await _mark(connection, record, sequence, asked, clock.now(), why, by)
-    return _WaitingJob(connection, stream["created"], job, facts, attempt, attempt.waits_until, clock)
+    return waiting
 
 
 async def _mark(

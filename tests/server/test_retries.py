@@ -26,6 +26,7 @@ from airflow_provider_jetstream.worker import RetryLaterError, Worker
 from testbed.crash_points import crash_at_every_call
 from testbed.face import consumer_info
 from testbed.queues import eventually, make_queue, process_all, publish_jobs, pull_jobs, running_worker, until_stored
+from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -281,3 +282,30 @@ async def test_what_was_killed_while_it_gave_a_job_up_is_repeated(
     for queue in report.queues:
         (letter,) = (await find_dead_letters(connection, queue)).letters
         assert letter.body == b"a job"
+
+
+@pytest.mark.parametrize("ask", [retry_job, give_up_job])
+async def test_a_job_is_left_alone_where_the_server_was_restarted_while_its_wait_was_proved(
+    own_nats: NatsServer, ask: Callable[..., Any]
+) -> None:
+    """The server has forgotten the wait, and a worker has the job again."""
+    async with tcp_proxy(own_nats.port) as proxy:
+        settings = {"servers": (own_nats.url,), "timeout": 10}
+        async with (
+            connect(connection_settings(settings)) as connection,
+            connect(connection_settings(settings | {"servers": (proxy.url,)})) as asking,
+        ):
+            queue = await waiting_queue(connection, "q")
+            proxy.pause_at(b"STREAM.MSG.GET.q ")
+            asked = asyncio.create_task(ask(asking, queue, 1))
+            await asyncio.wait_for(proxy.found.wait(), 10)
+            proxy.cut()
+            proxy.drop()
+            own_nats.kill()
+            own_nats.start()
+            await eventually(lambda: connection.reconnects > 0)
+            proxy.mend()
+            with pytest.raises(JobNotWaitingError, match="the connection was lost meanwhile"):
+                await asked
+            assert (await read_attempts(connection, queue, 1))[-1].asked is None
+            await until_stored(connection, "q", 1)
